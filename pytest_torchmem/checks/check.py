@@ -6,7 +6,7 @@ A profile is judged by its snapshot, its budget and a real GPU. What is found is
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -385,9 +385,11 @@ class DeviceCheck:
         kept = kept or (row is not None and row.what.role == _HELD)
         on_host = found.difference.moment == HOST
         whats, at = _kept_at(profile, found) if kept else ({}, 0)
-        if not whats and _ATTENTION not in rules:
+        attends = _ATTENTION in rules
+        lines = found.lines
+        if not (whats or attends or lines):
             return None
-        watch = self._watch(profile, whats, at, attention=_ATTENTION in rules, on_host=on_host)
+        watch = self._watch(profile, whats, at, attention=attends, lines=lines, on_host=on_host)
         if watch is None:
             return None
         from pytest_torchmem.diagnosis.causes import Watched
@@ -398,7 +400,8 @@ class DeviceCheck:
         holders = {what: max(own, key=own.count) for what, own in named.items()}
         reasons = {line: reason for line, reason in watch.attention.items() if reason}
         savers = {whats[index]: saver for index, saver in watch.savers.items()}
-        return Watched(reasons, holders, savers, kept)
+        callers = {line: leads for line, (_, leads) in watch.callers.items()}
+        return Watched(reasons, holders, savers, callers, kept)
 
     def holder(self, profile: MemoryProfile, found: StepGrowth, *, on_host: bool) -> str:
         """Trace again and return what refers to a step's largest tensor, "" if unknown."""
@@ -421,9 +424,11 @@ class DeviceCheck:
         at: int,
         *,
         attention: bool = False,
+        lines: Collection[str] = (),
         on_host: bool = False,
     ) -> Watch | None:
-        """Trace the target again, and see what refers to allocations after ``at`` events.
+        """Trace the target again, and see what leads to ``lines``, and what refers to allocations
+        after ``at`` events.
 
         Looked at is before what is made next; where nothing is, before what was made last, when
         the program has its variables still; at the end after all events.
@@ -437,7 +442,7 @@ class DeviceCheck:
         key = self.key
         try:
             device = "cpu" if on_host else key.device
-            with watching(device, wanted, before, attention=attention) as watch:
+            with watching(device, wanted, before, attention=attention, lines=lines) as watch:
                 self.target.trace(key.device, key.gpu or None, self.world, memory="unlimited")
         except Exception:  # the first trace is the one that counts
             return None

@@ -5,7 +5,7 @@ is sure comes from facts of the step (``profile/facts.py``); what is likely, fro
 """
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -106,6 +106,8 @@ class Watched:
     """What refers to a tensor of a group, such as ``Trainer.losses[3]``."""
     savers: Mapping[What, tuple[str, str]] = field(default_factory=dict)
     """The ``autograd.Function`` that saves a tensor of a group for its backward, and its line."""
+    callers: Mapping[str, Collection[tuple[str, ...]]] = field(default_factory=dict)
+    """By a line to blame: the program's lines that lead to it in its calls, the nearest first."""
     ran: bool = False
     """Whether there was a second trace, in which holders were looked for."""
 

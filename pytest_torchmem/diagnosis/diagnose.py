@@ -9,13 +9,20 @@ makes what later ones need, such as an optimizer's state.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 from pytest_torchmem.diagnosis import rules  # noqa: F401
-from pytest_torchmem.diagnosis.causes import OF_BACKWARD, Cause, Evidence, Watched, find_causes
+from pytest_torchmem.diagnosis.causes import (
+    OF_BACKWARD,
+    Cause,
+    Evidence,
+    Watched,
+    find_causes,
+    listed,
+)
 from pytest_torchmem.diagnosis.difference import (
     MomentDifference,
     Row,
@@ -36,6 +43,10 @@ if TYPE_CHECKING:
     from pytest_torchmem.profile.profile import MemoryProfile
 
 
+_MOST_SHOWN = 3
+"""Rows whose lines may be to blame, and lines of a call that are told."""
+
+
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
     """What grew at the moment that grew most, and why where it can be told."""
@@ -52,10 +63,20 @@ class Diagnosis:
     """By module, operator and line: the function of another name that the source calls there."""
     written: Origin | None = None
     """The operator of the forward whose backward made what stands for the growth."""
+    leads: Mapping[str, str] = field(default_factory=dict)
+    """By lines that the snapshot knows: in words what leads to them now."""
     told: tuple[Told, ...] = ()
     """What runs said of this very growth, the largest part first: they knew more than snapshots."""
     was_peak: str = ""
     """The phase's peak that the overall peak was in the snapshot, if it is another one now."""
+
+    @property
+    def lines(self) -> set[str]:
+        """Lines that may be to blame: those of the causes and of the largest rows."""
+        rows = (*(cause.row for cause in self.causes), *self.difference.came[:_MOST_SHOWN])
+        origins = (self.written, *(cause.origin for cause in self.causes))
+        lines = {row.what.line for row in rows if row} | {one.line for one in origins if one}
+        return lines - {""}
 
     @property
     def leading_row(self) -> Row | None:
@@ -122,6 +143,7 @@ def diagnose(
         dict(profile.callers) if profile is not None else {},
         profile.library_lines if profile is not None else {},
         _functions_of(profile) if profile is not None else {},
+        leads=_leads(evidence),
         told=_told_since(before, now),
         was_peak=was,
     )
@@ -129,6 +151,29 @@ def diagnose(
     if row is None or row.what.role not in OF_BACKWARD or not row.what.line:
         return said
     return replace(said, written=ran.written(row.what.module, row.what.source, row.what.line))
+
+
+def _leads(evidence: Evidence) -> dict[str, str]:
+    """Return in words what leads to lines that were there before: another call may be the news."""
+    then = evidence.moved_lines()
+    known = {then.get(what.line, what.line) for what in evidence.known()}
+    found = {line: evidence.watched.callers.get(line, ()) for line in known}
+    return {line: words for line, leads in found.items() if (words := _in_words(leads))}
+
+
+def _in_words(leads: Collection[tuple[str, ...]]) -> str:
+    """Return the lines that lead to one: the nearest, or where several calls part, and those around
+    them.
+    """
+    around: tuple[str, ...] = ()
+    for lines in zip(*map(reversed, leads), strict=False):
+        if len({*lines}) > 1:
+            break
+        around = (lines[0], *around)
+    inner = dict.fromkeys(one[-len(around) - 1] for one in leads if len(one) > len(around))
+    if 1 < len(inner) <= _MOST_SHOWN:
+        around = (listed([*inner]), *around)
+    return " from ".join(around[:_MOST_SHOWN])
 
 
 def _made_last(profile: MemoryProfile, moment: str) -> Allocation | None:

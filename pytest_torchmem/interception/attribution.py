@@ -486,6 +486,27 @@ def line_of_program() -> str:
     return ""
 
 
+def callers_of(line: str, innermost: FrameType | None) -> tuple[str, ...] | None:
+    """Return the program's lines that lead to one of its own, the nearest first; ``None`` where
+    that does not run. Of the forwards of modules it is the nearest alone: paths tell the others.
+    """
+    found: list[str] | None = None
+    for frame in _outward(innermost):
+        filename = frame.f_code.co_filename
+        kind = _classify(filename)
+        if kind == _END:
+            break
+        if kind != _USER:
+            continue
+        if found is None:
+            file, _, number = line.rpartition(":")
+            is_here = filename.endswith(file) and str(frame.f_lineno) == number
+            found = [] if is_here else None
+        elif not is_installed(filename) and (not found or frame.f_code.co_name != "forward"):
+            found.append(f"{short_path(filename)}:{frame.f_lineno}")
+    return None if found is None else tuple(dict.fromkeys(one for one in found if one != line))
+
+
 def _caller_of_library(innermost: FrameType | None) -> str:
     """Return the program's line that calls an installed library in which a frame runs, or ""."""
     is_within = False

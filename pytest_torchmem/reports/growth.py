@@ -115,7 +115,9 @@ def place(diagnosis: Diagnosis) -> str:
     if diagnosis.told:
         return diagnosis.told[0].where
     source, module, line = _allocated_by(diagnosis)
-    caller = _caller(diagnosis, module, line)
+    leads = diagnosis.leads.get(line, "")
+    caller = leads if leads.partition(" ")[0] not in why(diagnosis) else ""
+    caller = caller or _caller(diagnosis, module, line)
     return joined(_inside(source, module), line, f"called in {caller}" if caller else "")
 
 

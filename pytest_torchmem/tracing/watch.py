@@ -46,7 +46,7 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 
-from pytest_torchmem.interception.attribution import Attribution, is_own, place_among
+from pytest_torchmem.interception.attribution import Attribution, callers_of, is_own, place_among
 from pytest_torchmem.interception.facts import is_installed
 from pytest_torchmem.interception.ledger import DeviceLedger, Ledger
 from pytest_torchmem.operators.attention.dot_product import why_not_fused
@@ -504,7 +504,12 @@ _MOST_TENSORS = 20
 class Watch:
     """What is seen of a trace that is watched."""
 
-    def __init__(self, device: str, wanted: Mapping[int, int], before: int) -> None:
+    def __init__(
+        self, device: str, wanted: Mapping[int, int], before: int, lines: Collection[str] = ()
+    ) -> None:
+        self.callers: dict[str, tuple[int, tuple[tuple[str, ...], ...]]]
+        self.callers = dict.fromkeys(lines, (0, ()))
+        """By line: the bytes of the largest allocation under it, and what leads to that line."""
         self.attention: dict[str, str] = {}
         """By the line that calls attention: why no fused kernel took it."""
         self.holders: dict[int, str] = {}
@@ -546,17 +551,25 @@ class Watch:
         """Look at what is alive just before an allocation is made, where one is given."""
         self._ledger = ledger
         device = self._device_of(ledger)
-        if device is None or self._before < 0:
+        if device is None:
             return
         before_adding = device.before_adding
 
         def before(entry: Allocation, stream: int) -> None:
-            if device.booked == self._before and not self.holders:
+            self._note_callers(entry)
+            if device.booked == self._before >= 0 and not self.holders:
                 self._look(ledger, device)
             if before_adding is not None:
                 before_adding(entry, stream)
 
         device.before_adding = before
+
+    def _note_callers(self, entry: Allocation) -> None:
+        for line, (nbytes, known) in self.callers.items():
+            leads = callers_of(line, sys._getframe(2)) if entry.nbytes >= nbytes else None
+            if leads is not None and (entry.nbytes > nbytes or leads not in known):
+                same = known if entry.nbytes == nbytes else ()
+                self.callers[line] = entry.nbytes, (*same, leads)
 
     def at_end(self, ledger: Ledger) -> None:
         """Look at what is alive at the end, where that is the moment that is asked about."""
@@ -572,7 +585,7 @@ class Watch:
             for one in ledger.devices.values()
             if one.device.type == self._device and one.device.index in (None, 0)
         )
-        return next(found, None) if self._wanted else None
+        return next(found, None) if self._wanted or self.callers else None
 
     def _look(self, ledger: Ledger, device: DeviceLedger) -> None:
         """Find out what refers to the allocations that are asked about."""
@@ -673,11 +686,13 @@ def watching(
     before: int = -1,
     *,
     attention: bool = False,
+    lines: Collection[str] = (),
 ) -> Iterator[Watch]:
-    """Watch the traces of the body on a device: calls of ``attention``, and what refers to the
-    allocations of the indices and bytes ``wanted`` before another is made, or at the end.
+    """Watch the traces of the body on a device: calls of ``attention``, what leads to ``lines`` of
+    the program, and what refers to the allocations of the indices and bytes ``wanted`` before
+    another is made, or at the end.
     """
-    watch, saving = Watch(device, wanted or {}, before), FunctionCtx.save_for_backward
+    watch, saving = Watch(device, wanted or {}, before, lines), FunctionCtx.save_for_backward
 
     def attends(*args: Any, **kwargs: Any) -> Any:
         watch.saw_attention(*args, **kwargs)

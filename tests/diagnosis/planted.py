@@ -2103,6 +2103,26 @@ def products_kept_for_a_backward(wrong: bool) -> Step:
     return Slopes(up=nn.Linear(4, 2048)), (torch.zeros(512, 4),), {}
 
 
+def _batch(size: int) -> Tensor:
+    return torch.randn(size, 64)  # here: validated_with_more
+
+
+def _validate(model: nn.Module, size: int) -> None:
+    with torch.no_grad():
+        model(_batch(size)).sum()
+
+
+@planted(
+    "inputs", "the input of Sequential changed, float32[64, 64] → float32[2048, 64]", device=""
+)
+def validated_with_more(wrong: bool, device: str) -> None:
+    """The batch of the validation: the same function makes that of the training."""
+    with torch.device(device):
+        model = nn.Sequential(nn.Linear(64, 64), nn.GELU())
+        model(_batch(256)).sum().backward()
+        _validate(model, 2048 if wrong else 64)  # outer: validated_with_more
+
+
 NOT_THE_CAUSE = {
     products_kept_for_a_backward: {"broadcast"},
     one_number_more: {"inputs"},

@@ -119,11 +119,26 @@ def test_the_first_two_lines_name_cause_module_operator_and_line(planted, chance
     assert told_or_of_newer_python(planted.words, first)
     assert planted.module in second
     assert told_or_of_newer_python(planted.operator, second)
-    assert second.endswith(planted.line)
+    place = second.partition(", called in tests/")[0]
+    assert place.endswith(planted.line) or second.endswith(planted.line)
     difference = found.difference
     assert sum(row.change for row in difference.rows) + difference.rest == difference.change
     monkeypatch.setenv("COLUMNS", "80")
     assert len(message(result).splitlines()) <= MOST_LINES
+
+
+def test_what_leads_to_a_line_that_was_there_before_is_told(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "400")
+    planted = next(one for one in PLANTED if one.name == "validated_with_more")
+    lines = Path(planted.file).read_text(encoding="utf-8").splitlines()
+    inner, outer = (
+        next(number for number, line in enumerate(lines, 1) if line.endswith(end))
+        for end in ("model(_batch(size)).sum()", "# outer: validated_with_more")
+    )
+    second = message(judged(planted.build, "cpu")[0]).splitlines()[1]
+    print(second)
+    file = "tests/diagnosis/planted.py"
+    assert second.endswith(f"called in {file}:{inner} from {file}:{outer}")
 
 
 def test_a_message_has_few_lines_unless_everything_is_asked_for(monkeypatch):
