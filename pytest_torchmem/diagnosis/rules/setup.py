@@ -614,7 +614,7 @@ def another_size(evidence: Evidence) -> Cause | None:
     resized = [row for row in evidence.came(Role.PARAMETER, Role.BUFFER) if row.is_resized]
     if not resized:
         return _size_of_no_layer(evidence)
-    first = max(resized, key=lambda row: row.change)
+    first = max(resized, key=lambda row: (row.change, -evidence.order(row)))
     assert first.before is not None
     otherwise = set_otherwise(evidence)
     if first.what.module in otherwise or is_switched(evidence, otherwise):
