@@ -239,9 +239,7 @@ def forward_with_update_on_cpu(norm: BatchNorm) -> tuple[Tensor, ...]:
 @_forward.meta("cuda")
 def forward_on_cuda(input: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The input's layout; statistics of every channel, in evaluation too; ``batch_norm_cuda``."""
-    dtype = torch.float32 if input.dtype.itemsize == 2 else input.dtype
-    statistics = input.new_empty((input.shape[1],), dtype=dtype)
-    return lying_alike(input), statistics, lying_alike(statistics)
+    return lying_alike(input), *batch_norm_statistics(input)
 
 
 @_forward.workspace("cpu")
@@ -462,20 +460,17 @@ def staging(input: Tensor, copies: int) -> tuple[int, ...]:
 # torch/nn/modules/_functions.py, ``SyncBatchNorm``; native/cuda/Normalization.cu.
 
 
-@operator("aten::batch_norm_stats", "aten::batch_norm_update_stats").workspace("cuda")
-def statistics_workspace(input: Tensor) -> Workspace | tuple[int, ...]:
-    """As the forward in training; native/cuda/Normalization.cu, ``batch_norm_mean_var``."""
-    if is_channels_innermost_on_cuda(input):
-        return staging(input, 4)
-    return () if input.is_contiguous() else unknown()
-
-
-@operator("aten::batch_norm_backward_reduce").workspace("cuda")
-def reduce_workspace(grad_out: Tensor, input: Tensor) -> Workspace | tuple[int, ...]:
-    """Sums of blocks where both are channels last; ``batch_norm_backward_reduce_cuda``."""
-    if is_channels_innermost_on_cuda(input) and is_channels_innermost_on_cuda(grad_out):
-        return staging(input, 2)
-    return () if input.is_contiguous() and grad_out.is_contiguous() else unknown()
+@operator(*aten("batch_norm_stats batch_norm_update_stats batch_norm_backward_reduce")).workspace(
+    "cuda"
+)
+def sums_of_blocks(input: Tensor, grad_out: Tensor | None = None) -> Workspace | tuple[int, ...]:
+    """As forward and backward in training; native/cuda/Normalization.cu, ``batch_norm_mean_var``,
+    ``batch_norm_backward_reduce_cuda``.
+    """
+    read = [input] if grad_out is None else [input, grad_out]
+    if all(map(is_channels_innermost_on_cuda, read)):
+        return staging(input, 4 if grad_out is None else 2)
+    return () if all(one.is_contiguous() for one in read) else unknown()
 
 
 operator(
@@ -510,8 +505,7 @@ class Reduced(NamedTuple):
 
     def wanted(self, *sums: Tensor) -> tuple[Tensor | None, ...]:
         """Return those of two ``sums`` and of two gradients of parameters that are asked for."""
-        masks = (self.input_g, self.input_g, self.weight_g, self.bias_g)
-        return tuple(one if asked else None for one, asked in zip(sums, masks, strict=True))
+        return asked_for(sums, (self.input_g, self.input_g, self.weight_g, self.bias_g))
 
     @property
     def parameter(self) -> Tensor:

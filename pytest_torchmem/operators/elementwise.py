@@ -241,18 +241,14 @@ def selected_into(condition: Tensor, input: Any, other: Any, out: Tensor) -> Ten
     return out
 
 
-@selection.workspace("cpu")
-def converted_branches(outputs: Tensor, input: Tensor, other: Tensor) -> int:
-    """Both branches in the result's type."""
-    return converted(input, outputs.dtype) + converted(other, outputs.dtype)
-
-
-@selection.workspace("cuda")
-def copied_branches(
-    outputs: Tensor, condition: Tensor, input: Tensor, other: Tensor
-) -> tuple[Request, ...]:
-    """Copies of what has another type than the result; exact, native/TensorCompare.cpp."""
-    copies = (converted(found, outputs.dtype) for found in (input, other))
+@selection.workspace()
+def converted_branches(
+    machine: Gpu | Host, outputs: Tensor, condition: Tensor, input: Tensor, other: Tensor
+) -> int | tuple[Request, ...]:
+    """Both branches in the result's type; exact, native/TensorCompare.cpp."""
+    copies = [converted(found, outputs.dtype) for found in (input, other)]
+    if isinstance(machine, Host):
+        return sum(copies)
     return (*copies, 0 if condition.dtype is torch.bool else condition.numel(), ALL)
 
 
@@ -298,10 +294,10 @@ class Reduction(NamedTuple):
     output_size: int
     accumulator: int
     """Bytes of what is accumulated (``arg_t``)."""
-    input_vector: int = 4
+    input_vector: int
     """Elements that a thread reads at once along the reduced dimension."""
-    threads: int = 512
-    accumulates_in_output: bool = True
+    threads: int
+    accumulates_in_output: bool
 
     @property
     def inputs(self) -> int:
@@ -443,21 +439,17 @@ Dims = Sequence[int] | int | None
 
 
 def reduced(
-    gpu: Gpu,
-    shape: Sequence[int],
-    strides: Sequence[int],
-    dims: Dims,
-    dtype: torch.dtype,
-    out_size: int,
-    accumulator: int | None = None,
-    input_vector: int | None = None,
+    gpu: Gpu, read: Tensor, dims: Dims, out_size: int, accumulator: int = 0, input_vector: int = 0
 ) -> tuple[int, ...]:
-    """Return what one reduction kernel takes for an input of ``dtype``.
+    """Return what one reduction kernel takes that reads a tensor of this geometry.
 
     ``accumulator`` is the bytes of what it adds up in, by default the type's own accumulation type;
     no ``dims`` means all of them.
     """
-    wrapped, outer = _wrapped(dims, len(shape)), 1
+    shape, strides, dtype = read.shape, read.stride(), read.dtype
+    if isinstance(dims, int):
+        dims = (dims,)
+    wrapped, outer = [dim % len(shape) for dim in dims or range(len(shape)) if shape], 1
     # Fastest first: those kept in the order of the dense output, the reduced ones in the input's.
     first, kept = list[Dim](), list[Dim]()
     for dim in reversed(range(len(shape))):
@@ -479,23 +471,9 @@ def sum_buffers(
     gpu: Gpu, shape: Sequence[int], dims: Dims, dtype: torch.dtype, strides: Sequence[int] = ()
 ) -> tuple[int, ...]:
     """Return what summing a tensor (dense where no strides are given) into its own type takes."""
-    return reduced(gpu, shape, strides or dense_strides(shape), dims, dtype, dtype.itemsize)
-
-
-def dense_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """Return the strides of a contiguous tensor."""
-    strides = [1]
-    for size in reversed(shape[1:]):
-        strides.append(strides[-1] * max(1, size))
-    return tuple(reversed(strides))[-len(shape) :] if shape else ()
-
-
-def _wrapped(dims: Dims, number: int) -> tuple[int, ...]:
-    if isinstance(dims, int):
-        dims = (dims,)
-    if not dims:
-        return tuple(range(number))
-    return tuple(dim % number for dim in dims) if number else ()
+    strides = strides or torch.empty(shape, device="meta").stride()
+    read = torch.empty_strided(shape, strides, dtype=dtype, device="meta")
+    return reduced(gpu, read, dims, dtype.itemsize)
 
 
 def copied_and_reduced(
@@ -504,9 +482,12 @@ def copied_and_reduced(
     """Return the copy and the buffers of a reduction whose kernel reads ``dtype``, or as it is."""
     size = outputs.element_size()
     if dtype is None or dtype == input.dtype:
-        return reduced(gpu, input.shape, input.stride(), dims, input.dtype, size)
-    strides = input.stride() if is_dense(input) else dense_strides(input.shape)
-    return (dense_bytes(input, dtype), *reduced(gpu, input.shape, strides, dims, dtype, size))
+        return reduced(gpu, input, dims, size)
+    strides = (
+        input.stride() if is_dense(input) else torch.empty(input.shape, device="meta").stride()
+    )
+    read = torch.empty_strided(input.shape, strides, dtype=dtype, device="meta")
+    return (dense_bytes(input, dtype), *reduced(gpu, read, dims, size))
 
 
 GRAIN = 32768

@@ -6,12 +6,12 @@ and EmbeddingBackwardKernel.cu.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from pytest_torchmem.operators.calls import GivenCall
 from pytest_torchmem.operators.libraries import cub
 from pytest_torchmem.operators.registry import OperatorKind, operator
 from pytest_torchmem.operators.sorting import sort_requests
@@ -84,45 +84,40 @@ def bag_on_cuda(asked: Bags) -> Any:
     return _aten._embedding_bag(*asked.promoted())
 
 
-def _forward_on_cpu(with_sizes: bool) -> Callable[..., tuple[Tensor, ...]]:
-    def embedding_bag(asked: Bags) -> tuple[Tensor, ...]:
-        asked = asked.promoted()
-        weight, indices, offsets, mode = asked.weight, asked.indices, asked.offsets, asked.mode
-        bags = offsets.shape[0] - asked.include_last_offset
-        output = weight.new_empty((bags, weight.shape[1]))
-        # ``is_fast_path``: FBGEMM gathers and adds.
-        fast = (
-            weight.dtype in (torch.float32, torch.float16, torch.bfloat16)
-            and weight.stride(1) == 1
-            and (asked.per_sample_weights is None or asked.per_sample_weights.stride(0) == 1)
-            and asked.padding_idx < 0
-        )
-        offset2bag = torch.empty((0,), dtype=offsets.dtype)
-        if mode != _SUM or not fast:
-            offset2bag = torch.zeros((indices.shape[0] + 1,), dtype=offsets.dtype)
-            offset2bag = _bag_of_every_index(offsets[:bags], offset2bag)
-            offset2bag.resize_(indices.shape[0])
-        sizes = torch.empty(offsets.shape, dtype=offsets.dtype)
-        if with_sizes or mode != _SUM:
-            _count(sizes, indices, offsets, bags)
-        largest = torch.empty(sizes.shape, dtype=offsets.dtype)
-        if mode == _MAX:
-            largest.resize_((bags, weight.shape[1]))
-        if mode != _MAX:
-            _gather(weight, output, asked.per_sample_weights, fast)
-        if mode == _MEAN and bags:
-            ones = torch.ones_like(sizes)
-            at_least_one = torch.maximum(sizes, ones)  # temporaries of one expression in C++
-            counts = at_least_one.to(output.dtype)
-            del counts, at_least_one, ones
-        return output, offset2bag, sizes, largest
-
-    embedding_bag.__doc__ = "``_embedding_bag_cpu_impl``; native/EmbeddingBag.cpp."
-    return embedding_bag
-
-
-_bag.decomposition("cpu")(_forward_on_cpu(with_sizes=True))
-_bag_forward_only.decomposition("cpu")(_forward_on_cpu(with_sizes=False))
+@_bag.decomposition("cpu")
+@_bag_forward_only.decomposition("cpu")
+def embedding_bag(call: GivenCall, asked: Bags) -> tuple[Tensor, ...]:
+    """``_embedding_bag_cpu_impl``; native/EmbeddingBag.cpp."""
+    asked = asked.promoted()
+    weight, indices, offsets, mode = asked.weight, asked.indices, asked.offsets, asked.mode
+    bags = offsets.shape[0] - asked.include_last_offset
+    output = weight.new_empty((bags, weight.shape[1]))
+    # ``is_fast_path``: FBGEMM gathers and adds.
+    fast = (
+        weight.dtype in (torch.float32, torch.float16, torch.bfloat16)
+        and weight.stride(1) == 1
+        and (asked.per_sample_weights is None or asked.per_sample_weights.stride(0) == 1)
+        and asked.padding_idx < 0
+    )
+    offset2bag = torch.empty((0,), dtype=offsets.dtype)
+    if mode != _SUM or not fast:
+        offset2bag = torch.zeros((indices.shape[0] + 1,), dtype=offsets.dtype)
+        offset2bag = _bag_of_every_index(offsets[:bags], offset2bag)
+        offset2bag.resize_(indices.shape[0])
+    sizes = torch.empty(offsets.shape, dtype=offsets.dtype)
+    if call.overload is _aten._embedding_bag.default or mode != _SUM:
+        _count(sizes, indices, offsets, bags)
+    largest = torch.empty(sizes.shape, dtype=offsets.dtype)
+    if mode == _MAX:
+        largest.resize_((bags, weight.shape[1]))
+    if mode != _MAX:
+        _gather(weight, output, asked.per_sample_weights, fast)
+    if mode == _MEAN and bags:
+        ones = torch.ones_like(sizes)
+        at_least_one = torch.maximum(sizes, ones)  # temporaries of one expression in C++
+        counts = at_least_one.to(output.dtype)
+        del counts, at_least_one, ones
+    return output, offset2bag, sizes, largest
 
 
 @_bag.values("cuda")

@@ -10,6 +10,7 @@ C++ makes the numbers of composite operators beside their first tensor, which it
 CPU: a path that changes nothing tells the trace which device that is.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -143,35 +144,29 @@ def window(window_length: int, dtype: torch.dtype | None = None, periodic: bool 
     return made.narrow(0, 0, window_length)
 
 
-@_in_place.workspace("cpu")
-def factor(outputs: Tensor, window_length: int) -> int:
-    """A number that all are multiplied by; hamming_window."""
-    return converted(1.0, outputs.dtype) if window_length > 1 else 0
+def _computed(parts: int, number: float | None = None) -> Callable[..., int | tuple[int, ...]]:
+    def computed(
+        outputs: Tensor, window_length: int, periodic: bool = True
+    ) -> int | tuple[int, ...]:
+        """What a window is computed of, and perhaps a number."""
+        if window_length <= 1:
+            return ()
+        sizes = (_positions(window_length, periodic) * outputs.element_size(),) * parts
+        return sizes if number is None else sum(sizes) + converted(number, outputs.dtype)
+
+    return computed
 
 
-@_bartlett.workspace("cpu")
-def whole_factor(outputs: Tensor, window_length: int) -> int:
-    """The second half is multiplied by a whole number; bartlett_window."""
-    return converted(-1, outputs.dtype) if window_length > 1 else 0
-
-
-@operator(*aten("blackman_window blackman_window.periodic")).workspace("cpu")
-def terms_and_number(outputs: Tensor, window_length: int, periodic: bool = True) -> int:
-    """The terms, and what is added last."""
-    return sum(terms(outputs, window_length, periodic)) + factor(outputs, window_length)
-
-
-@operator(*aten("blackman_window blackman_window.periodic")).workspace("cuda")
-def terms(outputs: Tensor, window_length: int, periodic: bool = True) -> tuple[int, ...]:
-    """The positions, two cosines of them and their difference, all until the sum is made."""
-    return positions(outputs, window_length, periodic) * 4
-
-
-@operator(*aten("kaiser_window kaiser_window.periodic kaiser_window.beta")).workspace()
-def positions(outputs: Tensor, window_length: int, periodic: bool = True) -> tuple[int, ...]:
-    """What one kernel computes the window of."""
-    size = _positions(window_length, periodic) * outputs.element_size()
-    return (size,) if window_length > 1 else ()
+# A number that all are multiplied by; hamming_window.
+_in_place.workspace("cpu")(_computed(0, 1.0))
+# The second half is multiplied by a whole number; bartlett_window.
+_bartlett.workspace("cpu")(_computed(0, -1))
+# The positions, two cosines of them and their difference, all until the sum is made; on the CPU a
+# number, which is added last.
+operator(*aten("blackman_window blackman_window.periodic")).workspace("cpu")(_computed(4, 1.0))
+operator(*aten("blackman_window blackman_window.periodic")).workspace("cuda")(_computed(4))
+# What one kernel computes the window of.
+operator(*aten("kaiser_window kaiser_window.periodic kaiser_window.beta")).workspace()(_computed(1))
 
 
 def _positions(window_length: int, periodic: bool) -> int:

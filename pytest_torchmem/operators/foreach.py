@@ -23,40 +23,32 @@ _NORMS = (1.0, 2.0, float("inf"))
 def foreach_norm(
     machine: Gpu, input: Sequence[Tensor], ord: float = 2, dtype: torch.dtype | None = None
 ) -> tuple[Request, ...]:
-    """A partial result of every chunk; ``foreach_tensor_norm_cuda``, of which sums of powers are
+    """In the type that is added up in; ``foreach_tensor_norm_cuda``, of which sums of powers are
     norms without the root.
-
-    What its kernel does not take goes one tensor after the other through ``linalg_vector_norm``.
     """
     kind = accumulation_type(dtype or input[0].dtype)
-    if not _fast(input) or float(ord) not in _NORMS:
-        return max((_one(machine, tensor) for tensor in input), key=sum)
-    return (_partial(input, kind.itemsize), ALL)
+    return _reduced(machine, input, kind.itemsize, float(ord) in _NORMS)
 
 
 @operator("aten::_foreach_max").workspace("cuda")
 def foreach_max(machine: Gpu, input: Sequence[Tensor]) -> tuple[Request, ...]:
-    """A partial result of every chunk in the tensors' type; ``foreach_tensor_max_cuda``."""
-    if not _fast(input):
-        return max((_one(machine, tensor) for tensor in input), key=sum)
-    return (_partial(input, input[0].element_size()), ALL)
+    """In the tensors' type; ``foreach_tensor_max_cuda``."""
+    return _reduced(machine, input, input[0].element_size())
 
 
-def _partial(tensors: Sequence[Tensor], size: int) -> int:
+def _reduced(
+    gpu: Gpu, tensors: Sequence[Tensor], size: int, taken: bool = True
+) -> tuple[Request, ...]:
+    """A partial result of every chunk; what the kernel does not take (``can_use_fast_route``: one
+    type, and every tensor dense) goes one tensor after the other through a kernel for one.
+    """
+    dtype = tensors[0].dtype
+    if not taken or not all(
+        one.dtype == dtype and one.layout is torch.strided and is_dense(one) for one in tensors
+    ):
+        return max((reduced(gpu, one, None, one.element_size()) for one in tensors), key=sum)
     chunks = max(ceil_div(tensor.numel(), _CHUNK) for tensor in tensors)
-    return len(tensors) * chunks * size
-
-
-def _one(gpu: Gpu, tensor: Tensor) -> tuple[int, ...]:
-    return reduced(gpu, tensor.shape, tensor.stride(), None, tensor.dtype, tensor.element_size())
-
-
-def _fast(tensors: Sequence[Tensor]) -> bool:
-    """``can_use_fast_route``: one type, and every tensor dense."""
-    return all(
-        tensor.dtype == tensors[0].dtype and tensor.layout is torch.strided and is_dense(tensor)
-        for tensor in tensors
-    )
+    return (len(tensors) * chunks * size, ALL)
 
 
 @operator(

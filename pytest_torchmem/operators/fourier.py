@@ -50,16 +50,19 @@ def _by_stride(tensor: Tensor, dims: Sequence[int]) -> list[int]:
     return sorted(dims, key=lambda dim: -tensor.stride()[dim])
 
 
+def _walked(tensor: Tensor, dims: Sequence[int]) -> list[int]:
+    """The dimensions of batches, and then those that are transformed; ``_exec_fft``."""
+    order = _batches_first([dim in dims for dim in range(tensor.dim())])
+    return [*_by_stride(tensor, order[: tensor.dim() - len(dims)]), *dims]
+
+
 def _transform(out: Tensor, self: Tensor, dims: Sequence[int]) -> Tensor:
     """``_exec_fft``: batches are collapsed, which may copy, and MKL walks no expanded dimension;
     the output lies as its batches were walked.
     """
-    transformed = [dim in dims for dim in range(self.dim())]
-    order = _batches_first(transformed)
-    batches = self.dim() - len(dims)
-    order = [*_by_stride(self, order[:batches]), *dims]
+    order = _walked(self, dims)
     input = self.permute(order)
-    input = input.reshape((-1, *input.shape[batches:])) if self.numel() else input
+    input = input.reshape((-1, *input.shape[-len(dims) :])) if self.numel() else input
     if any(
         stride == 0 and size > 1 for stride, size in zip(self.stride(), self.shape, strict=True)
     ):
@@ -153,9 +156,7 @@ def _copied_for_cufft(self: Tensor, dims: Sequence[int]) -> int:
     """
     if not dims or not self.numel():
         return 0
-    transformed = [at in dims for at in range(self.dim())]
-    order = _by_stride(self, _batches_first(transformed)[: self.dim() - len(dims)])
-    input = on_meta(self).permute([*order, *dims])
+    input = on_meta(self).permute(_walked(self, dims))
     try:
         input = input.view((-1, *[self.shape[at] for at in dims]))
     except RuntimeError:
@@ -334,26 +335,18 @@ def _resized(tensor: Tensor, dims: Sequence[int], sizes: Sequence[int]) -> Tenso
 # -- the kernels -----------------------------------------------------------------------------------
 
 
-def _powers_of_two(sizes: Sequence[int]) -> None:
-    if any(size & (size - 1) for size in sizes):
+@operator("aten::_fft_c2c", "aten::_fft_r2c", "aten::_fft_c2r").check("cuda")
+def sizes_in_half(self: Tensor, dim: Sequence[int], last_dim_size: int | None = None) -> None:
+    """native/cuda/CuFFTPlanCache.h, CuFFTConfig; ``_exec_fft`` takes the larger side of each."""
+    sizes = [self.shape[at] for at in dim]
+    if last_dim_size is not None:
+        sizes[-1:] = [last_dim_size]
+    halves = self.dtype in (torch.float16, torch.complex32)
+    if halves and any(size & (size - 1) for size in sizes):
         raise RuntimeError(
             "cuFFT only supports dimensions whose sizes are powers of two when computing in half "
-            f"precision, but got a signal size of{list(sizes)}"
+            f"precision, but got a signal size of{sizes}"
         )
-
-
-@operator("aten::_fft_c2c", "aten::_fft_r2c").check("cuda")
-def sizes_in_half(self: Tensor, dim: Sequence[int]) -> None:
-    """native/cuda/CuFFTPlanCache.h, CuFFTConfig."""
-    if self.dtype in (torch.float16, torch.complex32):
-        _powers_of_two([self.shape[at] for at in dim])
-
-
-@operator("aten::_fft_c2r").check("cuda")
-def sizes_of_real_in_half(self: Tensor, dim: Sequence[int], last_dim_size: int) -> None:
-    """The same; ``_exec_fft`` takes the larger side of each transform."""
-    if self.dtype is torch.complex32:
-        _powers_of_two([*(self.shape[at] for at in dim[:-1]), last_dim_size])
 
 
 def _in_single(name: str, single: torch.dtype, half: torch.dtype, result: torch.dtype) -> None:

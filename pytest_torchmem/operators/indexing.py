@@ -178,18 +178,18 @@ def _positions_on_cpu(input: Tensor, indices: Sequence[Tensor | None], elements:
     """Bytes of the positions that masks are turned to, where ``elements`` are read or written;
     native/TensorAdvancedIndexingUtils.h, expandTensors.
     """
-    masked, kept, dim = 0, 1, 0
-    for index in indices:
-        if index is not None and index.dtype in _MASKS:
-            masked += index.dim()
-            dim += index.dim()
-            continue
-        kept *= 1 if index is not None else input.shape[dim]
-        dim += 1
-    if not masked:
-        return 0
-    kept *= math.prod(input.shape[dim:])
+    masked = sum(_width(index) for index in indices if _is_mask(index))
+    kept = _unindexed(input, indices)
     return elements // kept * masked * LONG if kept else 0
+
+
+def _is_mask(index: Tensor | None) -> bool:
+    return index is not None and index.dtype in _MASKS
+
+
+def _width(index: Tensor | None) -> int:
+    """How many dimensions an index is for; a mask without one is given one (``expandTensors``)."""
+    return max(1, index.dim()) if index is not None and _is_mask(index) else 1
 
 
 @operator("aten::index").workspace("cpu")
@@ -209,7 +209,7 @@ def dense_indices_or_positions(
     machine: Gpu, outputs: Tensor, input: Tensor, indices: Sequence[Tensor | None]
 ) -> tuple[Request, ...]:
     """Indices of different strides dense, masks as positions, before the output; AdvancedIndex."""
-    masks = [found for found in indices if found is not None and found.dtype in _MASKS]
+    masks = [found for found in indices if found is not None and _is_mask(found)]
     if not masks:
         return (*_dense_indices([found for found in indices if found is not None]), ALL)
     kept = _unindexed(input, indices)
@@ -229,8 +229,7 @@ def indices_and_sort(
     between them, the input is copied with their dimensions in front.
     """
     given = [found for found in indices if found is not None]
-    masks = [found for found in given if found.dtype in _MASKS]
-    plain = [found for found in given if found.dtype not in _MASKS]
+    masks, plain = ([one for one in given if _is_mask(one) is masked] for masked in (True, False))
     number = _number(plain) if plain else _rows(input, indices, values)
     requests = _positions(machine, masks, number)
     certain = number != 1 or not masks  # one value may be for any number of positions
@@ -238,21 +237,17 @@ def indices_and_sort(
         requests += _dense_indices(plain)
         return requests if certain else bounded(*requests)
     found: list[Tensor | None] = []
+    positions = torch.empty((number,), dtype=torch.int64, device="meta")
     for index in indices:
-        wide = max(1, index.dim()) if index is not None and index.dtype in _MASKS else 0
-        stand_ins = (torch.empty((number,), dtype=torch.int64, device="meta"),) * wide
-        found += stand_ins or (index,)
-    owned = [number * max(1, mask.dim()) * LONG for mask in masks]
+        found += [positions if _is_mask(index) else index] * _width(index)
+    owned = [dense_bytes(positions) * _width(mask) for mask in masks]
     requests += put_in_order(machine, input, found, values, checked=not unsafe, owned=owned)
     return requests if certain else bounded(*requests)
 
 
 def _rows(input: Tensor, indices: Sequence[Tensor | None], values: Tensor) -> int:
     """How many positions masks have, as far as what is written says so."""
-    behind = input.dim() - sum(
-        max(1, index.dim()) if index is not None and index.dtype in _MASKS else 1
-        for index in indices
-    )
+    behind = input.dim() - sum(map(_width, indices))
     behind += len(indices) - 1 - max(at for at, index in enumerate(indices) if index is not None)
     return values.shape[-behind - 1] if values.dim() > behind else 1
 
@@ -329,10 +324,9 @@ def _unindexed(input: Tensor, indices: Sequence[Tensor | None]) -> int:
     """Elements that stand at every position."""
     dim, number = 0, 1
     for found in indices:
-        width = max(1, found.dim()) if found is not None and found.dtype in _MASKS else 1
         if found is None:
             number *= input.shape[dim]
-        dim += width
+        dim += _width(found)
     return number * math.prod(input.shape[dim:])
 
 
@@ -509,49 +503,41 @@ def as_scattered(
     return rows_of_sums(machine, outputs, Scatter(input, dim, source), rows)
 
 
-@operator("aten::index_add", "aten::index_add_").workspace("cuda")
+@operator(*aten("index_add index_add_ index_copy index_copy_")).workspace("cuda")
 def sort_rows_where_deterministic(
-    machine: Gpu, input: Tensor, dim: int, index: Tensor, source: Tensor
+    machine: Gpu,
+    input: Tensor,
+    dim: int,
+    index: Tensor,
+    source: Tensor,
+    alpha: complex | None = None,
 ) -> tuple[int, ...]:
-    """Atomic additions, nothing; deterministic by a product and a sort. index_add_cuda_impl."""
-    if not prefers_deterministic():
+    """Nothing, atomic additions too; deterministic through an ``index_put``, sums by a product
+    before. index_add_cuda_impl, ``index_copy_out``.
+    """
+    if not prefers_deterministic() or (alpha is None and not index.numel()):
         return ()
-    return (dense_bytes(source), *_put_along(machine, input, dim, index, source))
-
-
-@operator("aten::index_copy", "aten::index_copy_").workspace("cuda")
-def index_copy(
-    machine: Gpu, input: Tensor, dim: int, index: Tensor, source: Tensor
-) -> tuple[int, ...]:
-    """Nothing; deterministic through an ``index_put``. ``index_copy_out``."""
-    if not prefers_deterministic() or not index.numel():
-        return ()
-    return _put_along(machine, input, dim, index, source)
-
-
-def _put_along(gpu: Gpu, input: Tensor, dim: int, index: Tensor, source: Tensor) -> tuple[int, ...]:
     before = [None] * (dim % max(1, input.dim()))
-    return put_in_order(gpu, input, [*before, index], source.movedim(dim, len(before)))
+    along = source.movedim(dim, len(before))
+    product = 0 if alpha is None else dense_bytes(source)
+    return (product, *put_in_order(machine, input, [*before, index], along))
 
 
-@operator("aten::index_reduce_").decomposition("cpu")
-def mean_in_place(
-    self: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True
-) -> Tensor:
-    """A mean counts what it adds up; index_reduce_func_impl."""
+@operator("aten::index_reduce", "aten::index_reduce_").decomposition("cpu")
+def mean_in_place(call: GivenCall) -> Tensor:
+    """A mean counts what it adds up; index_reduce_func_impl, of a copy index_reduce_cpu_out."""
+    result: Tensor
+    result, dim, index, source, reduce = call.args
+    if call.overload is torch.ops.aten.index_reduce.default:
+        result = torch.empty_like(result)
     if reduce == "mean":
-        counts = torch.ones_like(self) if include_self else torch.zeros_like(self)
+        include_self = call.kwargs.get("include_self", True)
+        counts = torch.ones_like(result) if include_self else torch.zeros_like(result)
         counts.index_add_(dim, index, torch.ones_like(source))
         counts.masked_fill_(counts == 0, 1)
-        if self.is_floating_point():
-            self.div_(counts)
-    return self
-
-
-@operator("aten::index_reduce").decomposition("cpu")
-def mean_of_copy(call: GivenCall, self: Tensor) -> Tensor:
-    """As in place, on a copy; index_reduce_cpu_out."""
-    return mean_in_place(torch.empty_like(self), *call.args[1:], **call.kwargs)
+        if result.is_floating_point():
+            result.div_(counts)
+    return result
 
 
 @operator("aten::index_reduce", "aten::index_reduce_").workspace("cuda")

@@ -434,18 +434,15 @@ def _joined(machine: Host | Gpu, known: Known, called: Any, left: Tensor, right:
 
 def _merged(known: Known, left: Tensor, right: Tensor) -> Tensor | None:
     """Return the indices of a sum on the CPU, None where those of its terms are not known."""
-    indices = [known.of(sparse_indices(one)) for one in (left, right)]
-    first, second = indices
-    if first is None or second is None:
-        return None
+    terms = []
+    for one in (left, right):
+        real, coalesced = known.of(sparse_indices(one)), one.is_coalesced()
+        if real is None:
+            return None
+        with outside_interception():
+            ones = torch.ones(real.size(1))
+            terms.append(sparse_of(one.shape[: one.sparse_dim()], real, ones, coalesced))
     with outside_interception():
-        terms = [
-            sparse_of(one.shape[: one.sparse_dim()], real, torch.ones(real.size(1)), coalesced)
-            for one, real, coalesced in (
-                (left, first, left.is_coalesced()),
-                (right, second, right.is_coalesced()),
-            )
-        ]
         return sparse_indices(terms[0] + terms[1])
 
 
@@ -498,7 +495,7 @@ def coalesced(machine: Host | Gpu, known: Known, input: Tensor) -> Tensor:
     if isinstance(machine, Gpu):
         indices, values = _coalesced_on_gpu(machine, input, count)
     else:
-        indices, values = _coalesced_on_host(input, count)
+        indices, values = _coalesced_on_host(input)
     if distinct is not None:
         with outside_interception():
             whole = torch.zeros((distinct.shape[0], indices.shape[1]), dtype=indices.dtype)
@@ -507,7 +504,7 @@ def coalesced(machine: Host | Gpu, known: Known, input: Tensor) -> Tensor:
     return sparse_of(input.shape, indices.narrow(1, 0, count), values.narrow(0, 0, count), True)
 
 
-def _coalesced_on_host(input: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def _coalesced_on_host(input: Tensor) -> tuple[Tensor, Tensor]:
     indices, values = sparse_indices(input), sparse_values(input).contiguous()
     # one number for each index; SparseTensorUtils.cpp, flatten_indices
     flat = indices.squeeze(0) if len(indices) == 1 else torch.empty_like(indices).sum(0)

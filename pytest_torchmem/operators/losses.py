@@ -84,22 +84,15 @@ def label_losses(input: Tensor, target: Tensor, reduction: int = _MEAN) -> tuple
     return (made if input.dim() > 1 else made.new_empty(())), is_target.reshape(target.shape)
 
 
-@operator("aten::multilabel_margin_loss_forward").workspace("cpu")
-def least_and_greatest_label(input: Tensor, target: Tensor) -> int:
-    """One after the other, and then dense copies; LossMultiLabelMargin.cpp."""
+@operator(*aten("multilabel_margin_loss_forward multilabel_margin_loss_backward")).workspace("cpu")
+def least_and_greatest_label(input: Tensor, target: Tensor, is_target: Tensor | None = None) -> int:
+    """One after the other, then dense copies, and in the backward which labels are there;
+    LossMultiLabelMargin.cpp.
+    """
     if not input.numel():
         return 0
-    copy = dense_copy(target)
-    return max(copy + target.element_size(), copy + dense_copy(input))
-
-
-@operator("aten::multilabel_margin_loss_backward").workspace("cpu")
-def least_and_greatest_of_copies(input: Tensor, target: Tensor) -> int:
-    """The same, and then of which labels are there; multilabel_margin_loss_backward_out_frame."""
-    if not input.numel():
-        return 0
-    copies = dense_copy(target) + dense_copy(input)
-    return max(dense_copy(target) + target.element_size(), copies + input.element_size())
+    there = 0 if is_target is None else input.element_size()
+    return dense_copy(target) + max(target.element_size(), dense_copy(input) + there)
 
 
 @operator("aten::mse_loss", "aten::smooth_l1_loss").meta()
@@ -121,19 +114,18 @@ def losses_and_mean(machine: Host, input: Tensor, reduction: int = _MEAN) -> int
     return whole + mean_workspace(machine, input, input.dtype, 1)
 
 
-@operator("aten::mse_loss", "aten::smooth_l1_loss").workspace("cuda")
-def losses_and_buffers(machine: Gpu, input: Tensor, reduction: int = _MEAN) -> tuple[int, ...]:
-    """All elements' losses, and the reduction of them; exact."""
+@operator(*aten("mse_loss smooth_l1_loss huber_loss")).workspace("cuda")
+def losses_and_buffers(
+    machine: Gpu, input: Tensor, reduction: int = _MEAN, delta: float | None = None
+) -> tuple[Request, ...]:
+    """All elements' losses, and the reduction of them, which makes the output where there is a
+    ``delta``; exact, native/Loss.cpp, ``huber_loss``.
+    """
+    made = () if delta is None else (ALL,)
     if reduction == _NONE:
-        return ()
-    return (dense_bytes(input), *sum_buffers(machine, (input.numel(),), None, input.dtype))
-
-
-@operator("aten::huber_loss").workspace("cuda")
-def losses_then_mean(machine: Gpu, input: Tensor, reduction: int = _MEAN) -> tuple[Request, ...]:
-    """The same, whose output the reduction makes; native/Loss.cpp, ``huber_loss``."""
-    losses, *buffers = losses_and_buffers(machine, input, reduction) or (0,)
-    return (losses, ALL, *buffers)
+        return made
+    buffers = sum_buffers(machine, (input.numel(),), None, input.dtype)
+    return (dense_bytes(input), *made, *buffers)
 
 
 @operator(*aten("mse_loss_backward smooth_l1_loss_backward huber_loss_backward")).meta()
@@ -313,21 +305,18 @@ def ctc_loss_tensor(given: Sequences, input_lengths: Tensor, target_lengths: Ten
     return torch.ops.aten.ctc_loss.IntList(*on_host)
 
 
-def _outputs(log_probs: Tensor, longest: int) -> tuple[Tensor, Tensor]:
-    steps, batch = log_probs.shape[0], log_probs.shape[1]
-    return like(log_probs, (batch,)), like(log_probs, (batch, steps, 2 * longest + 1))
-
-
 @operator("aten::_ctc_loss").meta()
-def losses_and_alphas(log_probs: Tensor, target_lengths: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """The losses, and ``log_alpha`` for the longest target."""
-    return _outputs(log_probs, max(target_lengths, default=0))
-
-
-@operator("aten::_ctc_loss.Tensor").meta()
-def losses_and_longest_alphas(log_probs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Lengths are not known here, so ``log_alpha`` is as large as it can be."""
-    return _outputs(log_probs, int(targets.shape[-1]))
+def losses_and_alphas(
+    log_probs: Tensor, targets: Tensor, target_lengths: Sequence[int] | Tensor
+) -> tuple[Tensor, Tensor]:
+    """The losses, and ``log_alpha`` for the longest target, as large as it can be where tensors
+    have the lengths: they are not known here.
+    """
+    steps, batch = log_probs.shape[:2]
+    longest = targets.shape[-1]
+    if not isinstance(target_lengths, Tensor):
+        longest = max(target_lengths, default=0)
+    return like(log_probs, (batch,)), like(log_probs, (batch, steps, 2 * longest + 1))
 
 
 @_cudnn.meta("cuda")

@@ -187,46 +187,35 @@ def product_for_every_group(machine: Gpu, input: Tensor) -> Workspace:
     return beside_buffer(machine)
 
 
-@operator("aten::mm.dtype", "aten::bmm.dtype").values("cuda")
-def product(input: Tensor, mat2: Tensor, out_dtype: torch.dtype) -> Tensor:
+@operator(*aten("mm.dtype mm.dtype_out bmm.dtype bmm.dtype_out")).values("cuda")
+def product(
+    input: Tensor, mat2: Tensor, out_dtype: torch.dtype, out: Tensor | None = None
+) -> Tensor:
     """The product, of operands in the type of the result."""
-    return input.to(out_dtype) @ mat2.to(out_dtype)
+    found = input.to(out_dtype) @ mat2.to(out_dtype)
+    return found if out is None else out.copy_(found)
 
 
-@operator("aten::mm.dtype_out", "aten::bmm.dtype_out").values("cuda")
-def product_into(input: Tensor, mat2: Tensor, out_dtype: torch.dtype, out: Tensor) -> Tensor:
-    """As ``product``."""
-    return out.copy_(product(input, mat2, out_dtype))
-
-
-@operator("aten::addmm.dtype", "aten::baddbmm.dtype").values("cuda")
-def added_product(arguments: Mapping[str, Any]) -> Tensor:
+@operator(*aten("addmm.dtype addmm.dtype_out baddbmm.dtype baddbmm.dtype_out")).values("cuda")
+def added_product(arguments: Mapping[str, Any], out: Tensor | None = None) -> Tensor:
     """The product and what is added to it."""
     names = ("mat1", "mat2") if "mat1" in arguments else ("batch1", "batch2")
     first, second = (arguments[name] for name in names)
     found: Tensor = product(first, second, arguments["out_dtype"]) * arguments.get("alpha", 1)
     beta = arguments.get("beta", 1)
-    return found if beta == 0 else found + arguments["self"].to(found.dtype) * beta
+    found = found if beta == 0 else found + arguments["self"].to(found.dtype) * beta
+    return found if out is None else out.copy_(found)
 
 
-@operator("aten::addmm.dtype_out", "aten::baddbmm.dtype_out").values("cuda")
-def added_product_into(arguments: Mapping[str, Any], out: Tensor) -> Tensor:
-    """As ``added_product``."""
-    return out.copy_(added_product(arguments))
-
-
-@operator("aten::baddbmm.dtype").meta()
-def added_products_geometry(batch1: Tensor, batch2: Tensor, out_dtype: torch.dtype) -> Tensor:
+@operator("aten::baddbmm.dtype", "aten::baddbmm.dtype_out").meta()
+def added_products_geometry(
+    batch1: Tensor, batch2: Tensor, out_dtype: torch.dtype, out: Tensor | None = None
+) -> Tensor:
     """A matrix for each pair; torch's own decomposition of every overload takes the type for
     ``beta`` (torch/_decomp/decompositions.py, ``baddbmm``).
     """
-    return batch1.new_empty(batch1.shape[0], batch1.shape[1], batch2.shape[2], dtype=out_dtype)
-
-
-@operator("aten::baddbmm.dtype_out").meta()
-def given_for_products(batch1: Tensor, batch2: Tensor, out: Tensor) -> Tensor:
-    """What is given, in their shape."""
-    return out.resize_(batch1.shape[0], batch1.shape[1], batch2.shape[2])
+    shape = batch1.shape[0], batch1.shape[1], batch2.shape[2]
+    return batch1.new_empty(shape, dtype=out_dtype) if out is None else out.resize_(shape)
 
 
 @operator(

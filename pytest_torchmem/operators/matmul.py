@@ -289,14 +289,21 @@ _SMALLEST_FOR_MKL = 400
 """``contraction_size * res_rows * res_cols``, below which a batch is multiplied by plain loops."""
 
 
-@operator("aten::mm").workspace("cuda")
-def by_cublas(machine: Gpu, input: Tensor, mat2: Tensor, lt: bool = False) -> Workspace | int:
+def _factors(operands: list[Any]) -> tuple[Tensor, Tensor]:
+    """Return the last two tensors: what comes before them is added to their product."""
+    *_, first, second = (one for one in operands if isinstance(one, Tensor))
+    return first, second
+
+
+@operator("aten::mm", "aten::baddbmm", "aten::baddbmm_").workspace("cuda")
+def by_cublas(machine: Gpu, operands: list[Any], lt: bool = False) -> Workspace | int:
     """cuBLAS, and copies of operands; nothing where there is nothing to multiply;
     native/cuda/Blas.cpp, ``addmm_out_cuda_impl``, ``bmm_out_cuda_impl``.
     """
-    if not (input.numel() and mat2.numel()):
+    first, second = _factors(operands)
+    if not (first.numel() and second.numel()):
         return 0
-    return beside_buffer(machine, cublas_copy(input), cublas_copy(mat2), lt=lt)
+    return beside_buffer(machine, cublas_copy(first), cublas_copy(second), lt=lt)
 
 
 @operator("aten::bmm").workspace("cuda")
@@ -305,7 +312,7 @@ def batch_by_cublas(machine: Gpu, input: Tensor, mat2: Tensor) -> Workspace | in
     torch/_native/ops/bmm_outer_product/triton_impl.py, ``_is_outer_product``.
     """
     outer = input.shape[2] == mat2.shape[1] == 1 and not input.is_complex()
-    return 0 if outer and TORCH_VERSION >= (2, 13) else by_cublas(machine, input, mat2)
+    return 0 if outer and TORCH_VERSION >= (2, 13) else by_cublas(machine, [input, mat2])
 
 
 # -- matrices --------------------------------------------------------------------------------------
@@ -319,16 +326,15 @@ def matrix_product(
     gemm may be oneDNN's (native/CPUBlas.cpp, ``mkldnn_bf16_gemm``); a single column is a row of the
     product turned.
     """
-    result, first, second = outputs, input, mat2
-    rows, depth = first.shape
-    columns = second.shape[1]
+    first, second = input, mat2
+    (rows, depth), columns = first.shape, second.shape[1]
     if first.numel() == 0 or second.numel() == 0:
         return 0
     copies = blas_copy(first) + blas_copy(second)
     if not uses_onednn(machine, first.dtype, rows * depth * columns):
-        by_rows = result.stride(0) != 1 or result.stride(1) < max(1, rows)
+        by_rows = outputs.stride(0) != 1 or outputs.stride(1) < max(1, rows)
         return copies + _conjugate_copy(first, by_rows) + _conjugate_copy(second, by_rows)
-    if result.stride(0) == 1 and (columns == 1 or result.stride(1) >= max(1, rows)):
+    if outputs.stride(0) == 1 and (columns == 1 or outputs.stride(1) >= max(1, rows)):
         first, second = second.t(), first.t()
     if blas_copy(first):
         first = as_read(first, copied=True)
@@ -360,7 +366,7 @@ def addmm_on_cuda(machine: Gpu, input: Tensor, mat1: Tensor, mat2: Tensor) -> Wo
     is not, the bias is copied into the result: nothing more.
     """
     epilogue = input.dim() == 1 and input.shape[0] == mat2.shape[1] and input.is_contiguous()
-    return by_cublas(machine, mat1, mat2, lt=epilogue and mat1.dtype in _LT_TYPES)
+    return by_cublas(machine, [mat1, mat2], lt=epilogue and mat1.dtype in _LT_TYPES)
 
 
 @operator("aten::addmv", "aten::addmv_").workspace("cpu")
@@ -392,14 +398,13 @@ def linear_combination(input: Tensor, coefficients: Tensor) -> Tensor:
 # -- batches ---------------------------------------------------------------------------------------
 
 
-@operator("aten::bmm").workspace("cpu")
-def batched_product(machine: Host, outputs: Tensor, input: Tensor, mat2: Tensor) -> int | Workspace:
+@operator("aten::bmm", "aten::baddbmm", "aten::baddbmm_").workspace("cpu")
+def batched_product(machine: Host, outputs: Tensor, operands: list[Any]) -> int | Workspace:
     """native/LinearAlgebra.cpp, bmm_out_or_baddbmm_: MKL reads batches of dense matrices; others
     are multiplied one by one, each copied. Conjugates are copied as a whole.
     """
-    first, second = input, mat2
-    batch, rows, depth = first.shape
-    columns = second.shape[2]
+    first, second = _factors(operands)
+    (batch, rows, depth), columns = first.shape, second.shape[2]
     size = batch * rows * depth * columns
     if size == 0:
         return 0
@@ -418,20 +423,6 @@ def batched_product(machine: Host, outputs: Tensor, input: Tensor, mat2: Tensor)
     return conjugates + sum(map(blas_copy, given)) // batch
 
 
-@operator("aten::baddbmm", "aten::baddbmm_").workspace("cpu")
-def baddbmm_on_cpu(
-    machine: Host, outputs: Tensor, batch1: Tensor, batch2: Tensor
-) -> int | Workspace:
-    """As bmm, into a result that holds the sum's first term."""
-    return batched_product(machine, outputs, batch1, batch2)
-
-
-@operator("aten::baddbmm", "aten::baddbmm_").workspace("cuda")
-def baddbmm_on_cuda(machine: Gpu, batch1: Tensor, batch2: Tensor) -> Workspace | int:
-    """The bias is copied into the result; native/cuda/Blas.cpp, ``bmm_out_cuda_impl``."""
-    return by_cublas(machine, batch1, batch2)
-
-
 @operator("aten::addbmm", "aten::addbmm_").workspace("cpu")
 def addbmm_on_cpu(
     machine: Host, outputs: Tensor, batch1: Tensor, batch2: Tensor, *, alpha: float = 1
@@ -443,15 +434,12 @@ def addbmm_on_cpu(
 
 
 @operator("aten::dot", "aten::vdot").workspace("cpu")
-def dot_on_cpu(
-    machine: Host, input: Tensor, tensor: Any = None, other: Any = None
-) -> Workspace | int:
+def dot_on_cpu(machine: Host, operands: list[Any]) -> Workspace | int:
     """In bfloat16 oneDNN's product of a row and a column; Blas.cpp, dot and use_mkldnn_matmul."""
-    if not uses_onednn(machine, input.dtype, input.numel()):
+    if not uses_onednn(machine, operands[0].dtype, operands[0].numel()):
         return 0
-    given = input, tensor if other is None else other
-    copies = [*map(contiguous_copy, given)]
-    row, column = (as_read(one, copy > 0) for one, copy in zip(given, copies, strict=True))
+    copies = [*map(contiguous_copy, operands)]
+    row, column = (as_read(one, copy > 0) for one, copy in zip(operands, copies, strict=True))
     return onednn_product(machine, row.unsqueeze(0), column.unsqueeze(1), sum(copies))
 
 
@@ -483,6 +471,6 @@ def matrix_exp(machine: Host, input: Tensor) -> int | Workspace:
     scaled = dense_bytes(input) * (1 + 2 * _POWERS)
     if matrices > 1:
         batch = torch.empty((matrices, order, order), dtype=input.dtype, device="meta")
-        product = as_workspace(batched_product(machine, batch, batch, batch), "aten::bmm")
+        product = as_workspace(batched_product(machine, batch, [batch, batch]), "aten::bmm")
         return scaled - dense_bytes(input) + 3 * matrices * norm + product.nbytes
     return bounded(scaled, dense_bytes(input), LONG, 4 * norm)

@@ -264,38 +264,28 @@ _INTERMEDIATE = 3
 """Rows of the sum and of two factors, for which the gradient uses the same buffer."""
 
 
-@operator("aten::_weight_norm_interface").workspace("cpu")
-def norms(machine: Host, g: Tensor, dim: int) -> int:
-    """Each thread's sums along the last dimension; weight_norm_last_dim_kernel."""
-    return 0 if dim == 0 else _rows(machine.threads, g)
-
-
-@operator("aten::_weight_norm_interface_backward").workspace("cpu")
-def gradient(machine: Host, saved_g: Tensor, dim: int) -> int:
-    """The same; weight_norm_backward_last_dim_kernel."""
-    return 0 if dim == 0 else _rows(max(_INTERMEDIATE, machine.threads), saved_g)
-
-
-def _rows(number: int, g: Tensor) -> int:
-    return number * g.numel() * accumulation_type(g.dtype).itemsize
-
-
-@operator("aten::renorm").decomposition("cpu", "cuda")
-def renorm(machine: Host | Gpu, call: GivenCall, self: Tensor, p: float, dim: int) -> Tensor:
-    """``TORCH_IMPL_FUNC(renorm_out)``."""
-    return _renormed(machine, outputs(call), self, p, dim)
-
-
-@operator("aten::renorm_").decomposition("cpu", "cuda")
-def renorm_in_place(machine: Host | Gpu, self: Tensor, p: float, dim: int) -> Tensor:
-    """The same, into the input."""
-    return _renormed(machine, self, self, p, dim)
-
-
-def _renormed(machine: Host | Gpu, result: Tensor, self: Tensor, p: float, dim: int) -> Tensor:
-    """Take norms of 16-bit types in float, and their factors in the type itself; on the CPU
-    TensorIterator computes these in a common type, and CUDA's kernel casts by itself.
+@operator("aten::_weight_norm_interface", "aten::_weight_norm_interface_backward").workspace("cpu")
+def rows_of_sums(
+    machine: Host, dim: int, g: Tensor | None = None, saved_g: Tensor | None = None
+) -> int:
+    """Each thread's sums along the last dimension; weight_norm_last_dim_kernel, and
+    weight_norm_backward_last_dim_kernel, which has three of them at least.
     """
+    if dim == 0:
+        return 0
+    number = machine.threads if saved_g is None else max(_INTERMEDIATE, machine.threads)
+    norms = g if saved_g is None else saved_g
+    assert norms is not None
+    return number * norms.numel() * accumulation_type(norms.dtype).itemsize
+
+
+@operator("aten::renorm", "aten::renorm_").decomposition("cpu", "cuda")
+def renorm(machine: Host | Gpu, call: GivenCall, self: Tensor, p: float, dim: int) -> Tensor:
+    """``TORCH_IMPL_FUNC(renorm_out)``, perhaps into the input. Norms of 16-bit types are taken in
+    float, and their factors in the type itself; on the CPU TensorIterator computes these in a
+    common type, and CUDA's kernel casts by itself.
+    """
+    result = self if call.overload is torch.ops.aten.renorm_.default else outputs(call)
     others = [axis for axis in range(self.dim()) if axis != dim % self.dim()]
     half = self.dtype in HALVES
     norms = torch.linalg.vector_norm(

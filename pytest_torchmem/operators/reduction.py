@@ -5,7 +5,7 @@ have edges, and counts for every thread; native/Histogram.cpp and its CPU kernel
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,7 +14,6 @@ from pytest_torchmem.operators.elementwise import (
     Dims,
     converted,
     copied_and_reduced,
-    dense_strides,
     mean_workspace,
     partial_results,
     reduced,
@@ -34,6 +33,7 @@ from pytest_torchmem.operators.workspace import (
     dense_bytes,
     dense_copy,
     like,
+    on_meta,
     passing,
 )
 from pytest_torchmem.targets.gpus import Gpu
@@ -221,12 +221,11 @@ def moments(machine: Gpu, outputs: Outputs, input: Tensor, dim: Dims = None) -> 
     """``WelfordData``: two accumulators, a count and a fraction; ReduceMomentKernel.cu."""
     result = outputs if isinstance(outputs, Tensor) else outputs[0]
     assert result is not None
-    dtype, strides, size = input.dtype, input.stride(), result.element_size()
-    if input.is_complex():  # both parts, one after the other; native/ReduceOps.cpp, std_var_out
-        dtype, strides = result.dtype, tuple(2 * stride for stride in strides)
-    accumulator = accumulation_type(dtype).itemsize
+    # of complex numbers both parts, one after the other; native/ReduceOps.cpp, std_var_out
+    read = torch.view_as_real(on_meta(input))[..., 0] if input.is_complex() else input
+    accumulator = accumulation_type(read.dtype).itemsize
     welford = 3 * accumulator + max(4, accumulator)
-    buffers = reduced(machine, input.shape, strides, dim, dtype, size, welford, 2)
+    buffers = reduced(machine, read, dim, result.element_size(), welford, 2)
     if not input.is_complex():
         return buffers
     part, with_mean = dense_bytes(result), not isinstance(outputs, Tensor)
@@ -251,8 +250,7 @@ operator(*aten("amax amin max min"), unknown_outputs=UnknownOutputs.CARRIED)
 @operator("aten::amax", "aten::amin").workspace("cuda")
 def reduced_in_own_type(machine: Gpu, input: Tensor, dim: Dims = ()) -> tuple[int, ...]:
     """``func_wrapper`` of the input's own type; ReduceMaxValuesKernel.cu."""
-    own = input.element_size()
-    return reduced(machine, input.shape, input.stride(), dim, input.dtype, own, own)
+    return reduced(machine, input, dim, input.element_size(), input.element_size())
 
 
 @operator(*aten("argmax argmin max min aminmax")).workspace("cpu")
@@ -265,12 +263,10 @@ def _of_all_or_along(
     gpu: Gpu, input: Tensor, dim: int | None, out_size: int, accumulator: int, vector: int = 4
 ) -> tuple[int, ...]:
     """What a reduction takes along a dimension, or of all elements from a dense copy."""
-    if dim is not None:
-        strides, copy = input.stride(), 0
-    else:
-        strides, copy = dense_strides(input.shape), contiguous_copy(input)
-    sizes = out_size, accumulator, vector
-    return (copy, *reduced(gpu, input.shape, strides, dim, input.dtype, *sizes))
+    read, copy = (
+        (on_meta(input).contiguous(), contiguous_copy(input)) if dim is None else (input, 0)
+    )
+    return (copy, *reduced(gpu, read, dim, out_size, accumulator, vector))
 
 
 @operator("aten::max", "aten::min").workspace("cuda")
@@ -294,14 +290,8 @@ def pair_of_values(machine: Gpu, input: Tensor, dim: int | None = None) -> tuple
 @operator("aten::_aminmax").meta()
 def aminmax(input: Tensor, dim: int | None = None, keepdim: bool = False) -> tuple[Tensor, Tensor]:
     """native/ReduceOps.cpp."""
-    shape = list(input.shape)
-    if dim is None:
-        shape = []
-    elif keepdim:
-        shape[dim] = 1
-    else:
-        del shape[dim]
-    return like(input, shape), like(input, shape)
+    found = torch.any(input) if dim is None else torch.any(input, dim, keepdim)
+    return like(input, found.shape), like(input, found.shape)
 
 
 @operator("aten::argmax", "aten::argmin").workspace("cuda")
@@ -323,10 +313,9 @@ def in_type_of_input(machine: Gpu, input: Tensor, dim: Dims = None) -> tuple[int
     """Without a copy, in the input's type; ReduceLogicKernel.cu, ``get_allany_iter``. One element
     is converted to a boolean; native/ReduceOps.cpp, allany_impl.
     """
-    own = input.element_size()
     if input.numel() == 1:
         return (0 if input.dtype is torch.bool else torch.bool.itemsize,)
-    return reduced(machine, input.shape, input.stride(), dim, input.dtype, 1, own, 4)
+    return reduced(machine, input, dim, 1, input.element_size(), 4)
 
 
 @operator("aten::equal").workspace("cuda")
@@ -334,9 +323,8 @@ def equal(machine: Gpu, input: Tensor, other: Tensor) -> tuple[int, ...]:
     """Where the elements are equal, whether all are, and the reduction; cuda/Equal.cpp."""
     if input.shape != other.shape or not input.numel():
         return ()
-    shape = (input.numel(),)
-    buffers = reduced(machine, shape, dense_strides(shape), None, torch.bool, 1, 1, 4)
-    return (input.numel(), 1, *buffers)
+    same = torch.empty((input.numel(),), dtype=torch.bool, device="meta")
+    return (input.numel(), 1, *reduced(machine, same, None, 1, 1, 4))
 
 
 _SMALL = 2
@@ -351,87 +339,73 @@ operator(
 )
 
 
-def _filled(
-    machine: Host, input: Tensor, bins: Sequence[int], *, found: bool = False, density: bool = False
-) -> Tensor:
-    """A histogram for every thread (``histogramdd_cpu_contiguous``), which the extremes come before
-    where its range is to be found (``histogramdd_compute_outer_edges``). A density is divided by
-    its sum.
-    """
-    result = input.new_empty(bins)
-    if found and input.numel():
-        torch.aminmax(input)
-    result.new_zeros((machine.threads, *bins))
-    if density:
-        total = result.sum()
-        result.div_(1)
-        del total
-    return result
+class Histogram(NamedTuple):
+    """What is asked of histograms, by the names of the schemas' arguments."""
+
+    machine: Host
+    input: Tensor
+    range: Sequence[float] | None = None
+    density: bool = False
+
+    def filled(self, *bins: int, found: bool = False) -> Tensor:
+        """A histogram for every thread (``histogramdd_cpu_contiguous``), which the extremes come
+        before where its range is to be ``found`` (``histogramdd_compute_outer_edges``). A density
+        is divided by its sum.
+        """
+        result = self.input.new_empty(bins)
+        if found and self.input.numel():
+            torch.aminmax(self.input)
+        result.new_zeros((self.machine.threads, *bins))
+        if self.density:
+            total = result.sum()
+            result.div_(1)
+            del total
+        return result
 
 
 @operator("aten::histc").decomposition("cpu")
-def histc(machine: Host, self: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
+def histc(asked: Histogram, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
     """histogram_histc: edges of its own, and every thread's counts."""
-    edges = self.new_empty((bins + 1,))
-    result = _filled(machine, self, (bins,), found=min == max)
+    edges = asked.input.new_empty((bins + 1,))
+    result = asked.filled(bins, found=min == max)
     del edges
     return result
 
 
 @operator("aten::histogram.bin_ct").decomposition("cpu")
-def histogram(
-    machine: Host,
-    self: Tensor,
-    bins: int = 100,
-    *,
-    range: Sequence[float] | None = None,
-    density: bool = False,
-) -> tuple[Tensor, Tensor]:
+def histogram(asked: Histogram, bins: int = 100) -> tuple[Tensor, Tensor]:
     """Evenly spaced edges."""
-    edges = self.new_empty((bins + 1,))
-    return _filled(machine, self, (bins,), found=range is None, density=density), edges
+    edges = asked.input.new_empty((bins + 1,))
+    return asked.filled(bins, found=asked.range is None), edges
 
 
 @operator("aten::histogram.bins_tensor").decomposition("cpu")
-def histogram_of_edges(
-    machine: Host, self: Tensor, bins: Tensor, *, density: bool = False
-) -> tuple[Tensor, Tensor]:
+def histogram_of_edges(asked: Histogram, bins: Tensor) -> tuple[Tensor, Tensor]:
     """Edges that are given, and copied."""
-    edges = self.new_empty(bins.shape)
-    return _filled(machine, self, (bins.shape[0] - 1,), density=density), edges
+    edges = asked.input.new_empty(bins.shape)
+    return asked.filled(bins.shape[0] - 1), edges
 
 
 @operator("aten::_histogramdd_bin_edges").decomposition("cpu")
-def histogramdd_edges(
-    self: Tensor, bins: Sequence[int], *, range: Sequence[float] | None = None
-) -> list[Tensor]:
+def histogramdd_edges(asked: Histogram, bins: Sequence[int]) -> list[Tensor]:
     """Evenly spaced edges along every dimension; ``histogramdd_bin_edges``."""
-    if range is None and self.numel():
-        torch.aminmax(self.reshape(-1, self.shape[-1]), dim=0)
-    return [torch.linspace(0.0, 1.0, count + 1, dtype=self.dtype) for count in bins]
+    input = asked.input
+    if asked.range is None and input.numel():
+        torch.aminmax(input.reshape(-1, input.shape[-1]), dim=0)
+    return [torch.linspace(0.0, 1.0, count + 1, dtype=input.dtype) for count in bins]
 
 
 @operator("aten::_histogramdd_from_bin_cts").decomposition("cpu")
-def histogramdd_of_counts(
-    machine: Host,
-    self: Tensor,
-    bins: Sequence[int],
-    *,
-    range: Sequence[float] | None = None,
-    density: bool = False,
-) -> Tensor:
+def histogramdd_of_counts(asked: Histogram, bins: Sequence[int]) -> Tensor:
     """Edges are found once more, and copied."""
-    edges = histogramdd_edges(self, bins, range=range)
-    return histogramdd_of_edges(machine, self, edges, density=density)
+    return histogramdd_of_edges(asked, histogramdd_edges(asked, bins))
 
 
 @operator("aten::_histogramdd_from_bin_tensors").decomposition("cpu")
-def histogramdd_of_edges(
-    machine: Host, self: Tensor, bins: Sequence[Tensor], *, density: bool = False
-) -> Tensor:
+def histogramdd_of_edges(asked: Histogram, bins: Sequence[Tensor]) -> Tensor:
     """Edges that are given are copied."""
     copies = [torch.empty_like(one) for one in bins]
-    result = _filled(machine, self, [one.shape[0] - 1 for one in bins], density=density)
+    result = asked.filled(*(one.shape[0] - 1 for one in bins))
     del copies
     return result
 

@@ -6,6 +6,8 @@ BatchLinearAlgebraLib.cpp, BatchLinearAlgebraLibBlas.cpp. What cuSOLVER asks for
 known. MAGMA takes memory of its own past torch's allocator, and the handle of cuBLAS.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -158,22 +160,16 @@ def lu_solve(
 # -- Cholesky --------------------------------------------------------------------------------------
 
 
-@operator("aten::linalg_cholesky_ex").workspace("cuda")
-def cholesky_ex(input: Tensor) -> Workspace | tuple[int, ...]:
-    """cholesky_helper_cusolver."""
+@operator("aten::linalg_cholesky_ex", "aten::cholesky").workspace("cuda")
+def cholesky(input: Tensor, check_errors: bool | None = None) -> Workspace | tuple[int, ...]:
+    """cholesky_helper_cusolver; without ``check_errors`` with infos, and whether they are an
+    error.
+    """
     if not input.numel():
         return ()
     batch = batch_count(input)
-    return _pointers(batch, 1) if batch != 1 else unknown()
-
-
-@operator("aten::cholesky").workspace("cuda")
-def cholesky(input: Tensor) -> Workspace | tuple[int, ...]:
-    """The same, with infos, and whether they are an error."""
-    batch = batch_count(input)
-    if not input.numel():
-        return ()
-    return (batch * _INFO, *_pointers(batch, 1)) if batch != 1 else unknown(*_checked(batch))
+    checked = _checked(batch) if check_errors is None else ()
+    return (*checked[:1], *_pointers(batch, 1)) if batch != 1 else unknown(*checked)
 
 
 @operator("aten::cholesky_inverse").workspace("cuda")
@@ -204,17 +200,12 @@ def _by_batches(rows: int, batch: int) -> bool:
 
 
 @operator("aten::geqrf").workspace("cuda")
-def geqrf(machine: Gpu, input: Tensor) -> Workspace:
-    """geqrf_kernel."""
-    return _decomposed(machine, input)
-
-
-def _decomposed(gpu: Gpu, input: Tensor, *before: int, after: int = 0) -> Workspace:
-    """What QR takes while ``before`` is there, and ``after`` is a part of it by cuSOLVER."""
+def geqrf(machine: Gpu, input: Tensor, before: Sequence[int] = (), after: int = 0) -> Workspace:
+    """geqrf_kernel while ``before`` is there, and ``after`` is a part of it by cuSOLVER."""
     batch, rows = batch_count(input), input.shape[-2]
     if not _by_batches(rows, batch):
         return unknown(*before, _INFO)
-    found = beside_buffer(gpu, *before, *_pointers(batch))
+    found = beside_buffer(machine, *before, *_pointers(batch))
     return Workspace(found.requests, unknown().confidence, found.kept) if after else found
 
 
@@ -230,7 +221,7 @@ def linalg_qr(
         return 0
     reflectors = batch_count(A) * min(rows, columns) * A.element_size()
     apart = not (with_q and Q.shape[-1] == columns) and R.shape[-2] != rows
-    return _decomposed(machine, A, reflectors, dense_bytes(A) * apart, after=with_q * Q.numel())
+    return geqrf(machine, A, (reflectors, dense_bytes(A) * apart), with_q * Q.numel())
 
 
 @operator("aten::linalg_householder_product").workspace("cuda")

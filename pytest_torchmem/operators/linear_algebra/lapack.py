@@ -135,31 +135,23 @@ def _determinant_of_permutation(pivots: Tensor) -> Tensor:
     return result
 
 
-@operator("aten::_linalg_det").decomposition()
-def linalg_det(solver: Solver, A: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """TORCH_IMPL_FUNC(_linalg_det_out)."""
-    result, LU, pivots = outputs(solver.call)
-    infos = torch.empty(A.shape[:-2], dtype=torch.int32)
-    solver.factor(LU)
-    product = torch.prod(LU.diagonal(0, -2, -1), -1)
-    torch.mul(_determinant_of_permutation(pivots), product, out=result)
-    del infos
-    return result, LU, pivots
-
-
-@operator("aten::_linalg_slogdet").decomposition()
-def linalg_slogdet(solver: Solver, A: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """TORCH_IMPL_FUNC(_linalg_slogdet_out)."""
-    sign, logarithm, LU, pivots = outputs(solver.call)
+@operator("aten::_linalg_det", "aten::_linalg_slogdet").decomposition()
+def determinants(solver: Solver, A: Tensor) -> tuple[Tensor, ...]:
+    """TORCH_IMPL_FUNC(_linalg_det_out) and, of a sign and a logarithm, (_linalg_slogdet_out)."""
+    *results, LU, pivots = outputs(solver.call)
     infos = torch.empty(A.shape[:-2], dtype=torch.int32)
     solver.factor(LU)
     diagonal = LU.diagonal(0, -2, -1)
-    permutation = _determinant_of_permutation(pivots)
-    torch.mul(diagonal.sgn().prod(-1), permutation, out=sign)
-    del permutation
-    torch.sum(diagonal.abs().log_(), -1, out=logarithm)
+    if len(results) == 1:
+        product = torch.prod(diagonal, -1)
+        torch.mul(_determinant_of_permutation(pivots), product, out=results[0])
+    else:
+        permutation = _determinant_of_permutation(pivots)
+        torch.mul(diagonal.sgn().prod(-1), permutation, out=results[0])
+        del permutation
+        torch.sum(diagonal.abs().log_(), -1, out=results[1])
     del infos
-    return sign, logarithm, LU, pivots
+    return (*results, LU, pivots)
 
 
 @operator("aten::linalg_lu_solve").decomposition("cpu")
@@ -302,25 +294,14 @@ def linalg_eigh(
     return values, vectors
 
 
-@operator("aten::linalg_eig").decomposition("cpu")
-def linalg_eig(machine: Host, input: Tensor) -> tuple[Tensor, Tensor | None]:
-    """linalg_eig_out, linalg_eig_out_info: eigenvectors first as they come, real or complex."""
-    torch.all(torch.isfinite(input))
-    return _general_eigenvalues(machine, input, with_vectors=True)
-
-
-@operator("aten::_linalg_eigvals").decomposition("cpu")
-def linalg_eigvals(machine: Host, input: Tensor) -> Tensor:
-    """linalg_eigvals_out, linalg_eig_out_info without eigenvectors."""
-    return _general_eigenvalues(machine, input, with_vectors=False)[0]
-
-
-def _general_eigenvalues(
-    machine: Host, input: Tensor, *, with_vectors: bool
-) -> tuple[Tensor, Tensor | None]:
-    """linalg_eig_out_info, linalg_eig_kernel, apply_linalg_eig: of a real matrix real and
-    imaginary parts come one after the other.
+@operator("aten::linalg_eig", "aten::_linalg_eigvals").decomposition("cpu")
+def eigenvalues(machine: Host, call: GivenCall, input: Tensor) -> Any:
+    """linalg_eig_out and linalg_eigvals_out, linalg_eig_out_info, linalg_eig_kernel,
+    apply_linalg_eig: of a real matrix real and imaginary parts come one after the other.
     """
+    with_vectors = call.overload is _aten.linalg_eig.default
+    if with_vectors:
+        torch.all(torch.isfinite(input))
     infos, dtype = infos_of(input), input.dtype.to_complex()
     vectors = empty_column_major(input, dtype) if with_vectors else None
     values = input.new_empty(input.shape[:-1], dtype=dtype)
@@ -342,7 +323,7 @@ def _general_eigenvalues(
         torch.all(parts[0].narrow(-1, order, order) == 0)
     del parts
     any_error(infos)
-    return values, vectors
+    return (values, vectors) if with_vectors else values
 
 
 @operator("aten::_linalg_svd").decomposition("cpu")

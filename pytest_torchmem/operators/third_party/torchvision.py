@@ -4,8 +4,8 @@ They are in torchvision/csrc/ops, for the CPU and for CUDA in files of the same 
 the same tensors but for ``nms``.
 """
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Iterator
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -115,12 +115,13 @@ def _at_once(images: int) -> int:
     return next((number for number in range(most, 1, -1) if images % number == 0), 1)
 
 
-def _products(columns: Tensor, images: int, groups: int, product: Callable[..., Any]) -> None:
-    """Call ``product`` with the columns of each group, for each part of the images."""
+def _columns_of_groups(
+    columns: Tensor, images: int, groups: int
+) -> Iterator[tuple[int, int, Tensor]]:
+    """Yield the columns of each group, for each part of the images."""
     by_group = columns.view(groups, -1, columns.shape[-1])
-    for part in range(images // _at_once(images)):
-        for group in range(groups):
-            product(part, group, by_group[group])
+    for part, group in product(range(images // _at_once(images)), range(groups)):
+        yield part, group, by_group[group]
 
 
 def _deform(
@@ -138,12 +139,9 @@ def _deform(
     parts = images // together
     buffer = input.new_zeros((parts, groups, filters // groups, together * height * width))
     columns = input.new_zeros(_rows_and_places(dense[0], weight, offset))
-
-    def multiply(part: int, group: int, of_group: Tensor) -> None:
+    for part, group, of_group in _columns_of_groups(columns, images, groups):
         flat = dense[2].view(groups, filters // groups, -1)[group]
         buffer[part, group].addmm_(flat, of_group)
-
-    _products(columns, images, groups, multiply)
     in_order = buffer.view(parts, filters, together, height, width).transpose(1, 2)
     out.view(parts, together, filters, height, width).copy_(in_order)
     return out + dense[4].view(1, -1, 1, 1)
@@ -191,15 +189,11 @@ def _deform_backward(
 
 def _columns_gradient(shape: tuple[int, int], images: int, weight: Tensor, by_part: Tensor) -> None:
     columns = by_part.new_empty(shape)
-
-    def multiply(part: int, group: int, of_group: Tensor) -> None:
+    for part, group, of_group in _columns_of_groups(columns, images, len(weight)):
         of_group.addmm_(weight[group].transpose(0, 1), by_part[part][group].flatten(1))
-
-    _products(columns, images, len(weight), multiply)
 
 
 def _gradient_of_weight(by_part: Tensor, columns: Tensor, of_weight: Tensor) -> None:
-    def multiply(part: int, group: int, of_group: Tensor) -> None:
+    images = by_part.shape[0] * by_part.shape[3]
+    for part, group, of_group in _columns_of_groups(columns, images, len(of_weight)):
         of_weight[group].addmm_(by_part[part][group].flatten(1), of_group.transpose(1, 0))
-
-    _products(columns, by_part.shape[0] * by_part.shape[3], len(of_weight), multiply)
