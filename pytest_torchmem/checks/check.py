@@ -176,7 +176,8 @@ class Judge:
         from pytest_torchmem.diagnosis.diagnose import diagnose
 
         found = diagnose(before, now, moment, self.alive, self.profile)
-        seen = self.check.watched(self.profile, found)
+        test = self.check.request.test.module.name
+        seen = self.check.watched(self.profile, found, test)
         if seen is None:
             return found
         return diagnose(before, now, moment, self.alive, self.profile, seen)
@@ -326,9 +327,9 @@ _ATTENTION = "attention"
 _KEPT = (
     *("held", "held between", "earlier steps", "gradients kept"),
     *("left", "lives longer", "graph kept", "backwards", "gradients recorded"),
-    *("operators", "elsewhere", "copy", "larger", "twice"),
+    *("operators", "elsewhere", "copy", "larger", "twice", "recomputed"),
 )
-_MADE = (Role.HELD, Role.EARLIER, Role.OTHER, Role.SAVED, Role.ACTIVATION)
+_MADE = (*(Role.HELD, Role.EARLIER, Role.OTHER), *(Role.SAVED, Role.ACTIVATION, Role.RECOMPUTED))
 _OF_MODELS = (
     *(Role.PARAMETER, Role.BUFFER, Role.GRADIENT, Role.GRADIENT_TEMPORARY),
     Role.OPTIMIZER_STATE,
@@ -377,8 +378,11 @@ class DeviceCheck:
         )
         return judge.judge(), profile
 
-    def watched(self, profile: MemoryProfile, found: Diagnosis) -> Watched | None:
-        """Trace the target again for details of the findings; errors of this trace are ignored."""
+    def watched(self, profile: MemoryProfile, found: Diagnosis, test: str = "") -> Watched | None:
+        """Trace the target again for details of the findings; errors of this trace are ignored.
+
+        The program begins with what is called in the file ``test``.
+        """
         rules = {cause.rule for cause in found.causes}
         row = found.leading_row
         kept = not rules or bool(rules.intersection(_KEPT))
@@ -386,10 +390,10 @@ class DeviceCheck:
         on_host = found.difference.moment == HOST
         whats, at = _kept_at(profile, found) if kept else ({}, 0)
         attends = _ATTENTION in rules
-        lines = found.lines
-        if not (whats or attends or lines):
+        places = found.places
+        if not (whats or attends or places):
             return None
-        watch = self._watch(profile, whats, at, attention=attends, lines=lines, on_host=on_host)
+        watch = self._watch(profile, whats, at, attention=attends, places=places, on_host=on_host)
         if watch is None:
             return None
         from pytest_torchmem.diagnosis.causes import Watched
@@ -400,7 +404,10 @@ class DeviceCheck:
         holders = {what: max(own, key=own.count) for what, own in named.items()}
         reasons = {line: reason for line, reason in watch.attention.items() if reason}
         savers = {whats[index]: saver for index, saver in watch.savers.items()}
-        callers = {line: leads for line, (_, leads) in watch.callers.items()}
+        callers = {
+            place: [one[: -1 if test and one and f"{test}:" in one[-1] else None] for one in leads]
+            for place, (_, leads) in watch.callers.items()
+        }
         return Watched(reasons, holders, savers, callers, kept)
 
     def holder(self, profile: MemoryProfile, found: StepGrowth, *, on_host: bool) -> str:
@@ -424,10 +431,10 @@ class DeviceCheck:
         at: int,
         *,
         attention: bool = False,
-        lines: Collection[str] = (),
+        places: Collection[tuple[str, str]] = (),
         on_host: bool = False,
     ) -> Watch | None:
-        """Trace the target again, and see what leads to ``lines``, and what refers to allocations
+        """Trace the target again, and see what leads to ``places``, and what refers to allocations
         after ``at`` events.
 
         Looked at is before what is made next; where nothing is, before what was made last, when
@@ -442,7 +449,7 @@ class DeviceCheck:
         key = self.key
         try:
             device = "cpu" if on_host else key.device
-            with watching(device, wanted, before, attention=attention, lines=lines) as watch:
+            with watching(device, wanted, before, attention=attention, places=places) as watch:
                 self.target.trace(key.device, key.gpu or None, self.world, memory="unlimited")
         except Exception:  # the first trace is the one that counts
             return None

@@ -106,8 +106,8 @@ class Watched:
     """What refers to a tensor of a group, such as ``Trainer.losses[3]``."""
     savers: Mapping[What, tuple[str, str]] = field(default_factory=dict)
     """The ``autograd.Function`` that saves a tensor of a group for its backward, and its line."""
-    callers: Mapping[str, Collection[tuple[str, ...]]] = field(default_factory=dict)
-    """By a line to blame: the program's lines that lead to it in its calls, the nearest first."""
+    callers: Mapping[tuple[str, str], Collection[tuple[str, ...]]] = field(default_factory=dict)
+    """By a module and a line: the program's lines that lead to it in its calls, nearest first."""
     ran: bool = False
     """Whether there was a second trace, in which holders were looked for."""
 

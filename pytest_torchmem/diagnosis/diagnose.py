@@ -63,20 +63,23 @@ class Diagnosis:
     """By module, operator and line: the function of another name that the source calls there."""
     written: Origin | None = None
     """The operator of the forward whose backward made what stands for the growth."""
-    leads: Mapping[str, str] = field(default_factory=dict)
-    """By lines that the snapshot knows: in words what leads to them now."""
+    leads: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    """By modules and lines that the snapshot knows: in words what leads to them now."""
     told: tuple[Told, ...] = ()
     """What runs said of this very growth, the largest part first: they knew more than snapshots."""
     was_peak: str = ""
     """The phase's peak that the overall peak was in the snapshot, if it is another one now."""
 
     @property
-    def lines(self) -> set[str]:
-        """Lines that may be to blame: those of the causes and of the largest rows."""
+    def places(self) -> set[tuple[str, str]]:
+        """Modules and lines that may be to blame: those of the causes and of the largest rows."""
         rows = (*(cause.row for cause in self.causes), *self.difference.came[:_MOST_SHOWN])
         origins = (self.written, *(cause.origin for cause in self.causes))
-        lines = {row.what.line for row in rows if row} | {one.line for one in origins if one}
-        return lines - {""}
+        places = {row.place for row in rows if row}
+        return {
+            *(place for place in places if place[1]),
+            *((fold(one.module)[0], one.line) for one in origins if one and one.line),
+        }
 
     @property
     def leading_row(self) -> Row | None:
@@ -85,6 +88,14 @@ class Diagnosis:
             if cause.row is not None:
                 return cause.row
         return next(iter(self.difference.came), None)
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """The module's pattern and the line that are to blame."""
+        row, made = self.leading_row, self.origin
+        if made is not None:
+            return fold(made.module)[0], made.line
+        return row.place if row is not None else ("", "")
 
     @property
     def origin(self) -> Origin | None:
@@ -153,12 +164,12 @@ def diagnose(
     return replace(said, written=ran.written(row.what.module, row.what.source, row.what.line))
 
 
-def _leads(evidence: Evidence) -> dict[str, str]:
+def _leads(evidence: Evidence) -> dict[tuple[str, str], str]:
     """Return in words what leads to lines that were there before: another call may be the news."""
     then = evidence.moved_lines()
     known = {then.get(what.line, what.line) for what in evidence.known()}
-    found = {line: evidence.watched.callers.get(line, ()) for line in known}
-    return {line: words for line, leads in found.items() if (words := _in_words(leads))}
+    found = {one: leads for one, leads in evidence.watched.callers.items() if one[1] in known}
+    return {place: words for place, leads in found.items() if (words := _in_words(leads))}
 
 
 def _in_words(leads: Collection[tuple[str, ...]]) -> str:

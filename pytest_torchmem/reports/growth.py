@@ -115,7 +115,7 @@ def place(diagnosis: Diagnosis) -> str:
     if diagnosis.told:
         return diagnosis.told[0].where
     source, module, line = _allocated_by(diagnosis)
-    leads = diagnosis.leads.get(line, "")
+    leads = diagnosis.leads.get(diagnosis.place, "")
     caller = leads if leads.partition(" ")[0] not in why(diagnosis) else ""
     caller = caller or _caller(diagnosis, module, line)
     return joined(_inside(source, module), line, f"called in {caller}" if caller else "")
@@ -180,7 +180,7 @@ def _function(diagnosis: Diagnosis) -> tuple[str, str]:
     else:
         return "", ""
     name = diagnosis.functions.get(key, "")
-    return key[1], f"{name} ({key[1]})" if name else ""
+    return key[1], f"{name} ({key[1]})" if name and key[1] else name
 
 
 def place_of(what: What, module: str) -> str:

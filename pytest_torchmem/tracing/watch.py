@@ -52,6 +52,7 @@ from pytest_torchmem.interception.ledger import DeviceLedger, Ledger
 from pytest_torchmem.operators.attention.dot_product import why_not_fused
 from pytest_torchmem.operators.calls import AttentionArguments
 from pytest_torchmem.profile.facts import Geometry
+from pytest_torchmem.profile.module_paths import fold
 from pytest_torchmem.profile.timeline import Allocation
 from pytest_torchmem.step.trees import Args, Kwargs
 from pytest_torchmem.torch_private.modes import FunctionMode
@@ -505,11 +506,16 @@ class Watch:
     """What is seen of a trace that is watched."""
 
     def __init__(
-        self, device: str, wanted: Mapping[int, int], before: int, lines: Collection[str] = ()
+        self,
+        device: str,
+        wanted: Mapping[int, int],
+        before: int,
+        places: Collection[tuple[str, str]] = (),
     ) -> None:
-        self.callers: dict[str, tuple[int, tuple[tuple[str, ...], ...]]]
-        self.callers = dict.fromkeys(lines, (0, ()))
-        """By line: the bytes of the largest allocation under it, and what leads to that line."""
+        self.callers: dict[tuple[str, str], tuple[int, tuple[tuple[str, ...], ...]]]
+        self.callers = dict.fromkeys(places, (0, ()))
+        """By a module's pattern and a line: the bytes of the largest allocation under both, and
+        what leads to that line then."""
         self.attention: dict[str, str] = {}
         """By the line that calls attention: why no fused kernel took it."""
         self.holders: dict[int, str] = {}
@@ -565,11 +571,14 @@ class Watch:
         device.before_adding = before
 
     def _note_callers(self, entry: Allocation) -> None:
-        for line, (nbytes, known) in self.callers.items():
-            leads = callers_of(line, sys._getframe(2)) if entry.nbytes >= nbytes else None
+        module = f"{fold(entry.origin.module)[0]}."
+        for (pattern, line), (nbytes, known) in self.callers.items():
+            if entry.nbytes < nbytes or (pattern and not module.startswith(f"{pattern}.")):
+                continue
+            leads = callers_of(line, sys._getframe(2))
             if leads is not None and (entry.nbytes > nbytes or leads not in known):
                 same = known if entry.nbytes == nbytes else ()
-                self.callers[line] = entry.nbytes, (*same, leads)
+                self.callers[pattern, line] = entry.nbytes, (*same, leads)
 
     def at_end(self, ledger: Ledger) -> None:
         """Look at what is alive at the end, where that is the moment that is asked about."""
@@ -686,13 +695,13 @@ def watching(
     before: int = -1,
     *,
     attention: bool = False,
-    lines: Collection[str] = (),
+    places: Collection[tuple[str, str]] = (),
 ) -> Iterator[Watch]:
-    """Watch the traces of the body on a device: calls of ``attention``, what leads to ``lines`` of
+    """Watch the traces of the body on a device: calls of ``attention``, what leads to ``places`` of
     the program, and what refers to the allocations of the indices and bytes ``wanted`` before
     another is made, or at the end.
     """
-    watch, saving = Watch(device, wanted or {}, before, lines), FunctionCtx.save_for_backward
+    watch, saving = Watch(device, wanted or {}, before, places), FunctionCtx.save_for_backward
 
     def attends(*args: Any, **kwargs: Any) -> Any:
         watch.saw_attention(*args, **kwargs)

@@ -416,7 +416,7 @@ def autocast_in_the_evaluation_alone(wrong: bool, device: str) -> None:
     out.float().square().mean().backward()
 
 
-@planted("type", "uint8 became float32 from aten::zeros on", "", "aten::zeros")
+@planted("type", "uint8 became float32, beginning with aten::zeros", "", "aten::zeros")
 def buffer_of_inputs_in_float32(wrong: bool, device: str) -> None:
     """What the model is given is of that type, too, and made after it."""
     model, dtype = nn.Linear(64, 8), torch.float32 if wrong else torch.uint8
@@ -900,7 +900,9 @@ class Rotary(nn.Module):
         return turned(x, table.to(x.dtype))
 
 
-@planted("attention", "dtype is float32 from aten::ones on", "Rotated", "aten::ones", "cuda")
+@planted(
+    "attention", "dtype is float32, beginning with aten::ones", "Rotated", "aten::ones", "cuda"
+)
 def tables_in_float32(wrong: bool) -> Step:
     class Rotated(Parts):
         def forward(self, x: Tensor) -> Tensor:
@@ -1081,7 +1083,7 @@ def more_crops(wrong: bool) -> Step:
     return Crops(stem=nn.Conv2d(3, 16, 3)), ([images() for _ in range(3 if wrong else 1)],), {}
 
 
-@planted("type", "float32 from aten::mul.Tensor on", "Layers.*", "aten::mul")
+@planted("type", "float32, beginning with aten::mul.Tensor", "Layers.*", "aten::mul")
 def not_cast_back(wrong: bool) -> Step:
     """What was float32 before, too, is no news, though more is cast than was."""
 
@@ -1096,7 +1098,9 @@ def not_cast_back(wrong: bool) -> Step:
     return Layers(*norms).bfloat16(), (torch.zeros(256, WIDTH, dtype=torch.bfloat16),), {}
 
 
-@planted("type", "bfloat16 became float32 from self.gain.float", "Gained", "self.gain.float")
+@planted(
+    "type", "bfloat16 became float32, beginning with self.gain.float", "Gained", "self.gain.float"
+)
 @torch.no_grad()
 def weight_of_another_type(wrong: bool, device: str) -> None:
     class Gained(Parts):
@@ -1120,7 +1124,7 @@ def joined_before_it_is_reduced(wrong: bool, device: str) -> None:
     torch.cat(made).argmax(-1)
 
 
-@planted("type", "uint8 became float32 from", "", "float (aten::_to_copy)", "cuda")
+@planted("type", "uint8 became float32, beginning with", "", "float (aten::_to_copy)", "cuda")
 def converted_earlier(wrong: bool, device: str) -> None:
     """Of batches that are kept, each is converted when it is made, rather than when it is used."""
 
@@ -1998,7 +2002,7 @@ def scores_that_are_kept(wrong: bool, device: str) -> None:
             seen.append(made.tanh() if wrong else made.mean())  # here: scores_that_are_kept
 
 
-@planted("type", "became float32 from x.float", "Larger", "x.float (aten::_to_copy)")
+@planted("type", "became float32, beginning with x.float", "Larger", "x.float (aten::_to_copy)")
 def made_larger_in_float32(wrong: bool) -> Step:
     class Larger(nn.Conv2d):
         def forward(self, x: Tensor) -> Tensor:
@@ -2121,6 +2125,37 @@ def validated_with_more(wrong: bool, device: str) -> None:
         model = nn.Sequential(nn.Linear(64, 64), nn.GELU())
         model(_batch(256)).sum().backward()
         _validate(model, 2048 if wrong else 64)  # outer: validated_with_more
+
+
+@planted("type", "beginning with the parameter Sequential.*.down.weight", "Sequential", "", "cpu")
+def adapters_in_float32(wrong: bool) -> Step:
+    """What is converted for them is much larger than they are."""
+
+    class Adapted(Parts):
+        def forward(self, x: Tensor) -> Tensor:
+            low = self.down(x.to(self.down.weight.dtype))  # here: adapters_in_float32
+            return self.base(x) + self.up(low).to(x.dtype)
+
+    layers = [
+        Adapted(
+            base=nn.Linear(256, 256).bfloat16().requires_grad_(False),
+            down=nn.Linear(256, 4, bias=False, dtype=torch.float32 if wrong else torch.bfloat16),
+            up=nn.Linear(4, 256, bias=False, dtype=torch.float32 if wrong else torch.bfloat16),
+        )
+        for _ in range(2)
+    ]
+    return nn.Sequential(*layers), (torch.zeros(512, 256, dtype=torch.bfloat16),), {}
+
+
+@planted("given", "Last.norm is given [8, 32, 64] of aten::relu, and was given [8, 1, 64]")
+def head_on_all_positions(wrong: bool) -> Step:
+    class Last(Parts):
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.first(x).relu()
+            return self.head(self.norm(x if wrong else x[:, -1:]))  # here: head_on_all_positions
+
+    parts = {"first": nn.Linear(64, 64), "norm": nn.LayerNorm(64), "head": nn.Linear(64, 2048)}
+    return Last(**parts), (torch.zeros(8, 32, 64),), {}
 
 
 NOT_THE_CAUSE = {

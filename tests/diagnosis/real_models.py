@@ -80,7 +80,7 @@ def cache_in_training(wrong: bool) -> Step:
     return model, (ids(),), {"loss_fn": lambda made: made.logits.sum()}
 
 
-@planted("type", "bfloat16 became float32 from", "DenseReluDense.wo", "weight")
+@planted("type", "bfloat16 became float32, beginning with", "DenseReluDense.wo", "weight")
 def layers_kept_in_float32(wrong: bool, device: str) -> None:
     model = t5().bfloat16().to(device)
     for name, module in model.named_modules():

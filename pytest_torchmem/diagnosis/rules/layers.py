@@ -42,7 +42,7 @@ from pytest_torchmem.profile.module_paths import (
     read_numbers,
     unfold,
 )
-from pytest_torchmem.profile.timeline import Kind, Origin, Role
+from pytest_torchmem.profile.timeline import Kind, Origin, Phase, Role
 
 _LONG = 40
 """Letters of a layer beyond which another class is told by its name alone."""
@@ -532,7 +532,10 @@ def given_more(evidence: Evidence) -> Cause | None:
     counted = evidence.counted(made.operator) if made is not None else None
     is_new = counted is not None and counted.rose
     is_new = is_new or (made is not None and _made_otherwise(evidence, made, shape))
-    origin = made if is_new or not placed else None  # else what it is given to
+    origin = made if is_new else None  # else what it is given to
+    if origin is None and not placed:
+        caller = evidence.ran.called_from(first)
+        origin = Origin(Phase.FORWARD, first, "", caller) if caller else made
     new = [size for size, was in zip(shape.shape, given.before.shape, strict=False) if size != was]
     is_one = len(new) == 1 and len(shape.shape) == len(given.before.shape)
     source = evidence.source_of(index, new[0]) if is_one else None

@@ -417,7 +417,7 @@ def kept_by(evidence: Evidence, rows: Iterable[Row]) -> str:
 GRAPH = "the graph of "
 
 
-@rule("recomputed", "{tensors} of {operator}, recomputed, {are}{before}")
+@rule("recomputed", "{tensors} of {operator}, recomputed, {are}{before}{kept}")
 def more_recomputed(evidence: Evidence) -> Cause | None:
     """A checkpoint spans more of the model: all that it computes anew is alive together."""
     rows = [row for row in evidence.came(Role.RECOMPUTED) if _is_more(row)]
@@ -427,6 +427,7 @@ def more_recomputed(evidence: Evidence) -> Cause | None:
     same = (one for one in evidence.difference.moved if one.what[1:5] == first.what[1:5])
     before = first.count_before + sum(one.count_before for one in same)
     count = before + first.count_now - first.count_before
+    kept = kept_by(evidence, rows)
     return cause(
         "recomputed",
         rows,
@@ -434,6 +435,7 @@ def more_recomputed(evidence: Evidence) -> Cause | None:
         operator=first.what.source,
         are="is alive then" if count == 1 else "are alive together",
         before=f", and {'was' if before == 1 else 'were'} {before}" if before else "",
+        kept="" if "a selective checkpoint" in kept else kept,  # as it is to do
     )
 
 

@@ -66,13 +66,18 @@ def attention_fell(evidence: Evidence) -> Cause | None:
         if source == "aten::_softmax":  # math is ``_safe_softmax``; attention.cpp
             now = "eager, a softmax of its own"
         reason = _reason(evidence, row.what.line)
-        wider = wider_type(evidence) if reason.startswith(_OF_TYPE) else None
-        if wider is not None and wider.nbytes >= total(at_line):
-            return None  # which says why it is given that type
+        if _is_of_type(evidence, reason, at_line):
+            return None
         begun = _begin_of_type(evidence, source) if reason.startswith(_OF_TYPE) else None
-        reason += f" from {begun.operator} on" if begun is not None else ""
+        reason += f", beginning with {begun.operator}" if begun is not None else ""
         return cause("attention", at_line, row, begun, before=before, now=now, reason=reason)
     return _by_calls(evidence)
+
+
+def _is_of_type(evidence: Evidence, reason: str, rows: Iterable[Row]) -> bool:
+    """Tell whether attention has another reason: what it is given is of a type that grew more."""
+    wider = wider_type(evidence) if reason.startswith(_OF_TYPE) else None
+    return wider is not None and wider.nbytes >= total(rows)
 
 
 def _begin_of_type(evidence: Evidence, kernel: str) -> Origin | None:
@@ -97,6 +102,8 @@ def _by_calls(evidence: Evidence) -> Cause | None:
     rows = [row for row in evidence.came() if row.what.module in modules or row.what.line in lines]
     reason = next((found for line in sorted(lines) if (found := _reason(evidence, line))), "")
     now = _KERNELS.get(operators[0], "math")
+    if _is_of_type(evidence, reason, rows):
+        return None
     return cause("attention", rows, before=before, now=now, reason=reason)
 
 

@@ -135,9 +135,9 @@ def _from(
             source = "a tensor that the program has brought with it"
     used = [row for row in rows if row.what.line]
     place = min(used or rows, key=evidence.order)
-    where = f"from {source} on"
+    where = f", beginning with {source}"
     if first.what.role == Role.OPTIMIZER_STATE:
-        where = "in the state of the optimizer"
+        where = " in the state of the optimizer"
     return cause(name, rows, place, origin, source=source, where=where, **values)
 
 
@@ -189,7 +189,7 @@ def _is_cast_parameter(evidence: Evidence, row: Row) -> bool:
     return bool(read) and read[0].kind is Kind.PARAMETER
 
 
-@rule("type", "{before} became {now} {where}")
+@rule("type", "{before} became {now}{where}")
 def wider_type(evidence: Evidence) -> Cause | None:
     """Numbers take more bytes than they did, from one operator on."""
     rows = {row: was for row in evidence.came() if (was := evidence.narrower(row))}
@@ -200,6 +200,7 @@ def wider_type(evidence: Evidence) -> Cause | None:
     types = {"before": rows[first].dtype, "now": first.what.dtype}
     if types["now"] not in {what.dtype for what in evidence.known()}:  # there was none of it
         wider = [row for row in evidence.came() if row.what.dtype == types["now"]]
+    wider += [row for row in _converted_for(evidence, wider) if row not in wider]
     found = _from(evidence, "type", first, wider, **types)
     if found is None or found.origin is None:
         return found
@@ -213,8 +214,19 @@ def wider_type(evidence: Evidence) -> Cause | None:
     if place is None:
         return found
     source = place.origin.operator
-    values = {**found.values, "source": source, "where": f"from {source} on"}
+    values = {**found.values, "source": source, "where": f", beginning with {source}"}
     return replace(found, values=values, origin=place.origin)
+
+
+def _converted_for(evidence: Evidence, wider: Iterable[Row]) -> list[Row]:
+    """Return what is converted to the type of wider parameters in their module or around them."""
+    own = {(row.what.module, row.what.dtype) for row in wider if row.what.role == Role.PARAMETER}
+    return [
+        row
+        for row in evidence.came(*MADE)
+        if row.what.source == CONVERTS
+        and any(row.what.dtype == of and within(row.what.module, path) for path, of in own)
+    ]
 
 
 def _of_wider_parameter(evidence: Evidence) -> Cause | None:
@@ -228,7 +240,7 @@ def _of_wider_parameter(evidence: Evidence) -> Cause | None:
             continue
         rows = [one for one in evidence.came() if one.what.dtype == own.dtype]
         source = called(evidence, parameter)
-        words = {"source": source, "where": f"from {source} on"}
+        words = {"source": source, "where": f", beginning with {source}"}
         return cause("type", rows, row, before=was.dtype, now=own.dtype, **words)
     return None
 
@@ -262,7 +274,7 @@ def _of_conversion(evidence: Evidence) -> Cause | None:
         if converted is not None and converted.rose:
             rows = [one for one in evidence.came() if one.place == row.place]
             source = made.origin.operator
-            words = {"before": was.dtype, "now": made.dtype, "where": f"from {source} on"}
+            words = {"before": was.dtype, "now": made.dtype, "where": f", beginning with {source}"}
             return cause("type", rows, row, made.origin, source=source, **words)
     return None
 
@@ -294,7 +306,7 @@ def kept_twice(evidence: Evidence) -> Cause | None:
         values = {"original": called(evidence, copied), "does": _does(row, copied)}
         values |= {"operator": source, "kept": kept_by(evidence, [row])}
         gone = (one for one in evidence.known() if _is_gone_output(evidence, one, copied))
-        if any(one.dtype == row.what.dtype for one in gone):
+        if copied.dtype != row.what.dtype and any(one.dtype == row.what.dtype for one in gone):
             values["original"] += f", which made {row.what.dtype}"
             return cause("copy", rows, row, copied.origin, **values)
         return cause("copy", rows, row, **values)
