@@ -39,7 +39,7 @@ EXCEPTIONS = {
     ("*", "_fields"),
     ("*", "_field_defaults"),
     ("step/imports.py", "_current_frames"),  # of sys
-    ("tracing/watch.py", "_current_frames"),
+    ("tracing/holders.py", "_current_frames"),
     ("interception/refusals.py", "_cpu"),  # in what kernels call themselves
     ("step/imports.py", "_find_and_load"),
     # Answers of functions of torch.cuda, by name: those that a torch does not have are passed over.
