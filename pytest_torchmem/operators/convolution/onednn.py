@@ -21,7 +21,6 @@ from pytest_torchmem.operators.libraries.onednn import (
     brgemm_conv,
     gemm_convolution,
     jit_1x1_conv,
-    jit_avx2_conv,
     jit_avx512_common_conv,
     jit_avx512_core_bf16_conv,
     jit_uni_dw_conv,
@@ -38,8 +37,8 @@ _FORWARD: Sequence[Kernel] = (
     jit_1x1_conv.forward,
     jit_avx512_common_conv.forward,
     jit_avx512_core_bf16_conv.forward,
-    brgemm_conv.forward_of_avx2,
-    jit_avx2_conv.forward,
+    partial(brgemm_conv.forward, avx2=True),
+    jit_avx512_common_conv.forward_of_avx2,
     gemm_convolution.forward,
 )
 _BACKWARD_DATA: Sequence[Kernel] = (
@@ -51,7 +50,7 @@ _BACKWARD_DATA: Sequence[Kernel] = (
     jit_avx512_core_bf16_conv.backward_data,
     partial(brgemm_conv.backward_data, avx2=True),
     partial(brgemm_conv.backward_data_strided, avx2=True),
-    jit_avx2_conv.backward_data,
+    jit_avx512_common_conv.backward_data_of_avx2,
     gemm_convolution.backward_data,
 )
 _BACKWARD_WEIGHTS: Sequence[Kernel] = (
@@ -59,7 +58,7 @@ _BACKWARD_WEIGHTS: Sequence[Kernel] = (
     jit_1x1_conv.backward_weights,
     jit_avx512_common_conv.backward_weights,
     jit_avx512_core_bf16_conv.backward_weights,
-    jit_avx2_conv.backward_weights,
+    jit_avx512_common_conv.backward_weights_of_avx2,
     gemm_convolution.backward_weights,
 )
 _DECONVOLUTION: Sequence[Kernel] = (
@@ -160,8 +159,7 @@ def _problem(call: Convolution, result: Tensor) -> Problem:
 
 def _deep(sizes: Sequence[int], filling: int) -> Sizes:
     """Depth, height and width, of an image too."""
-    depth, height, width = (*(filling,) * (3 - len(sizes)), *sizes)
-    return depth, height, width
+    return *(filling,) * (3 - len(sizes)), *sizes
 
 
 def _as_forward(problem: Problem, primitive: Primitive) -> list[int]:

@@ -7,13 +7,7 @@ forwards), jit_brgemm_conv_bwd_utils.cpp (strided gradients of the input), jit_b
 import math
 from dataclasses import replace
 
-from pytest_torchmem.operators.libraries.onednn.problem import (
-    PAGE,
-    VECTOR,
-    Primitive,
-    Problem,
-    Sizes,
-)
+from pytest_torchmem.operators.libraries.onednn.problem import PAGE, VECTOR, Primitive, Problem
 from pytest_torchmem.operators.workspace import FLOAT, Entry, booked, ceil_div, round_up
 
 _ELEMENT = 40
@@ -40,12 +34,13 @@ def _paired(problem: Problem, channels: int) -> int:
 
 
 def _weight(problem: Problem, outer: int, inner: int, block: int) -> int:
-    size = round_up(outer, block) * _paired(problem, inner) * problem.taps
-    return problem.groups * size * problem.element_size
+    return problem.groups * round_up(outer, block) * _paired(problem, inner) * problem.taps
 
 
-def _block(problem: Problem, outer: int, spatial: int, steps: int) -> int:
+def _block(problem: Problem, outer: int, spatial: int, steps: int, avx2: bool = False) -> int:
     """Filters of a block: the most of 64, 48, 32 and 16 that divide them or are few enough."""
+    if avx2:
+        return next((8 * size for size in (4, 3, 2) if round_up(outer, 8) % (8 * size) == 0), 8)
     whole = round_up(outer, VECTOR)
     size = whole * problem.element_size
     if whole % 64 == 0 and size < 192 * FLOAT:
@@ -55,33 +50,20 @@ def _block(problem: Problem, outer: int, spatial: int, steps: int) -> int:
     return 32 if whole >= 32 else VECTOR
 
 
-def _block_of_avx2(outer: int) -> int:
-    return next((8 * size for size in (4, 3, 2) if round_up(outer, 8) % (8 * size) == 0), 8)
-
-
-def forward(problem: Problem, inverted: bool = False) -> Primitive | None:
+def forward(problem: Problem, avx2: bool = False, inverted: bool = False) -> Primitive | None:
     """``brgconv_1x1`` and ``brg_conv_fwd``: the filters in blocks; ``inverted`` where the kernel
-    is turned round for a gradient of the input.
+    is turned round for a gradient of the input. Those of AVX2 take groups of few channels, too.
     """
     if not problem.channels_last or problem.depthwise:
         return None
     channels, filters = problem.group_channels, problem.group_filters
-    if _is_refused(problem, channels):
+    if problem.bfloat16 if avx2 else _is_refused(problem, channels):
         return None
-    if not inverted and _is_lowered(problem):
+    if not (avx2 or inverted) and _is_lowered(problem):
         return _lowered(problem)
-    block = _block(problem, filters, problem.input_space, math.prod(problem.stride))
-    books = booked(_batch(problem.threads, problem.taps))
-    return Primitive(0, _weight(problem, filters, channels, block), 0, books)
-
-
-def forward_of_avx2(problem: Problem) -> Primitive | None:
-    """The kernels of AVX2: groups of few channels, in blocks of 8 filters."""
-    if not problem.channels_last or problem.depthwise or problem.bfloat16:
-        return None
-    channels, filters = problem.group_channels, problem.group_filters
-    weight = _weight(problem, filters, channels, _block_of_avx2(filters))
-    return Primitive(0, weight, 0, booked(_batch(problem.threads, problem.taps)))
+    block = _block(problem, filters, problem.input_space, math.prod(problem.stride), avx2)
+    weight = _weight(problem, filters, channels, block)
+    return problem.primitive(weight, _batch(problem.threads, problem.taps))
 
 
 def _is_lowered(problem: Problem) -> bool:
@@ -123,34 +105,30 @@ def _lowered(problem: Problem) -> Primitive:
         taps = round_up(problem.taps, 32)
     block = _block(problem, problem.group_filters, problem.input_space, 1)
     laid = problem.groups * round_up(problem.group_filters, block) * taps
-    books = booked(
+    return problem.primitive(
+        problem.groups * round_up(problem.group_filters, VECTOR) * problem.taps,
         _batch(threads, 1),
         (threads * round_up(pixels, PAGE) * size, PAGE),
         (threads * round_up(problem.output[1] * problem.groups, PAGE), PAGE),
         (round_up(laid, 1024) * size, PAGE),
     )
-    filters = round_up(problem.group_filters, VECTOR)
-    return Primitive(0, problem.groups * filters * problem.taps * size, 0, books)
 
 
 def as_forward(problem: Problem, avx2: bool = False) -> Primitive | None:
     """The forward, with the kernel turned round, that gives a gradient of the input."""
     if problem.strided:
         return None
-    depth, height, width = (
-        extent - 1 - start for extent, start in zip(problem.extent, problem.padding, strict=True)
-    )
-    padding: Sizes = (depth, height, width)
+    pairs = zip(problem.extent, problem.padding, strict=True)
     turned = replace(
         problem,
         channels=problem.filters,
         filters=problem.channels,
         input=problem.output,
         output=problem.input,
-        padding=padding,
+        padding=tuple(extent - 1 - start for extent, start in pairs),
         bias=False,
     )
-    return forward_of_avx2(turned) if avx2 else forward(turned, inverted=True)
+    return forward(turned, avx2, inverted=True)
 
 
 def backward_data(problem: Problem, avx2: bool = False) -> Primitive | None:
@@ -182,17 +160,12 @@ def backward_data_strided(
         row = round_up(width, step) * step * problem.channels
         entries.append((threads * round_up(row, PAGE) * problem.gradient_size, PAGE))
     channels, filters = problem.group_channels, problem.group_filters
-    block = _block_of_avx2(channels) if avx2 else _block(problem, channels, problem.output_space, 1)
+    block = _block(problem, channels, problem.output_space, 1, avx2)
     if problem.gradient_size < FLOAT:
         entries.append((threads * block * ceil_div(width, step) * FLOAT, PAGE))
-    weight, own = _weight(problem, channels, filters, block), not problem.channels_last
-    return Primitive(
-        problem.input_bytes(problem.channels) if own else 0,
-        weight,
-        problem.output_bytes(problem.filters) if own else 0,
-        booked(*entries),
-        channels_last=own,
-    )
+    weight = _weight(problem, channels, filters, block)
+    found = problem.primitive(weight, *entries, channels=problem.channels, filters=problem.filters)
+    return found._replace(channels_last=not problem.channels_last)
 
 
 def _padded_result(problem: Problem) -> int:

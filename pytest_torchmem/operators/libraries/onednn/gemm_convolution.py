@@ -3,6 +3,7 @@ forward in blocks; src/cpu/gemm_convolution_utils.cpp (``init_conf``),
 x64/gemm_bf16_convolution.cpp.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pytest_torchmem.operators.libraries.onednn.problem import Primitive, Problem, efficiency
@@ -295,15 +296,16 @@ class _Search:
 _LIMIT = 1 << 30
 
 
-def _weight(problem: Problem) -> int:
-    """Channels last wants the filters innermost."""
-    return problem.weight_bytes if problem.channels_last else 0
+def _primitive(problem: Problem, entries: Sequence[int]) -> Primitive:
+    """Operands as they are; channels last wants the filters of a weight innermost."""
+    weight = problem.weight_bytes if problem.channels_last else 0
+    return Primitive(0, weight, 0, booked(*entries))
 
 
 def forward(problem: Problem) -> Primitive | None:
     """Columns of one block for every thread; in bfloat16 the block's result in float as well."""
     columns = columns_channels_last if problem.channels_last else columns_channels_first
-    return Primitive(0, _weight(problem), 0, booked(*columns(problem)))
+    return _primitive(problem, columns(problem))
 
 
 def backward_data(problem: Problem) -> Primitive | None:
@@ -317,7 +319,7 @@ def backward_data(problem: Problem) -> Primitive | None:
         entries = [used * columns * problem.output[0] * FLOAT]
         if problem.grouped or problem.bfloat16:
             entries.append(used * image * FLOAT)
-        return Primitive(0, _weight(problem), 0, booked(*entries))
+        return _primitive(problem, entries)
     outer = (
         (result // problem.threads < 512 or taps < 64)
         and (problem.batch != 1 or problem.groups > 2)
@@ -326,7 +328,7 @@ def backward_data(problem: Problem) -> Primitive | None:
     used = problem.threads if outer else 1
     entries = [used * round_up(image, 16) * FLOAT] if problem.bfloat16 else []
     entries.append(_within_limit(problem, entries, used, columns, FLOAT, 0.1))
-    return Primitive(0, 0, 0, booked(*entries))
+    return _primitive(problem, entries)
 
 
 def backward_weights(problem: Problem) -> Primitive | None:
@@ -353,7 +355,7 @@ def backward_weights(problem: Problem) -> Primitive | None:
         entries += [used * columns * size, used * image]
     else:
         entries.append(_within_limit(problem, entries, used, columns, size, 0.05))
-    return Primitive(0, _weight(problem), 0, booked(*entries))
+    return _primitive(problem, entries)
 
 
 def _limit(problem: Problem) -> int:

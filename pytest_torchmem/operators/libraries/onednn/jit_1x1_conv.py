@@ -11,26 +11,30 @@ from dataclasses import dataclass
 from pytest_torchmem.operators.libraries.onednn.problem import (
     BARRIER,
     VECTOR,
+    Blocks,
     Primitive,
     Problem,
     bias_reduction,
+    blocks_of,
     cheapest,
     divisions,
 )
-from pytest_torchmem.operators.workspace import FLOAT, Entry, booked, ceil_div, round_up
+from pytest_torchmem.operators.workspace import FLOAT, Entry, ceil_div, round_up
 
 _SIZE = 2
 _LONGEST_BLOCK = 256
 
 
-def _takes(problem: Problem) -> bool:
-    """One group, no padding; strides only where they divide the image (``rtus_prepare``)."""
+def _blocks(problem: Problem) -> Blocks | None:
+    """Of one group, without padding; strides only where they divide the image (``rtus_prepare``);
+    else ``None``.
+    """
     if problem.grouped or problem.taps != 1 or any(problem.padding):
-        return False
-    if problem.strided and problem.dims != 2:
-        return False
+        return None
     pairs = zip(problem.output, problem.stride, strict=True)
-    return tuple(result * step for result, step in pairs) == problem.input
+    if tuple(result * step for result, step in pairs) != problem.input:
+        return None
+    return blocks_of(problem, first=False) if problem.dims == 2 or not problem.strided else None
 
 
 def _best_divider(value: int, smallest: int, largest: int, larger: bool, step: int = 1) -> int:
@@ -43,21 +47,6 @@ def _best_divider(value: int, smallest: int, largest: int, larger: bool, step: i
         if waste < least or (not larger and waste == least):
             best, least = divider, waste
     return best
-
-
-def _in_blocks(problem: Problem, *scratchpad: Entry) -> Primitive:
-    """Return operands in blocks of 16 channels, where they are not channels last."""
-    channels, filters = round_up(problem.channels, VECTOR), round_up(problem.filters, VECTOR)
-    weight, books = channels * filters * problem.element_size, booked(*scratchpad)
-    if problem.channels_last:
-        return Primitive(0, weight, 0, books)
-    return Primitive(problem.input_bytes(channels), weight, problem.output_bytes(filters), books)
-
-
-def _padded_bias(problem: Problem) -> int:
-    """Bytes of a bias in whole blocks, where it does not fill them."""
-    padded = problem.bias and problem.filters % VECTOR
-    return round_up(problem.filters, VECTOR) * problem.element_size if padded else 0
 
 
 def _thinned(problem: Problem, channels: int, threads: int) -> int:
@@ -88,55 +77,56 @@ def _threads_on_pixels(problem: Problem, block: int, weight_cost: int) -> tuple[
 
 def forward(problem: Problem) -> Primitive | None:
     """A bias that is not whole blocks is copied; so is an image that strides thin out."""
-    if not _takes(problem):
+    blocks = _blocks(problem)
+    if blocks is None:
         return None
-    channels, filters = _padded(problem)
     threads, sums = problem.threads, 0
     if problem.bfloat16:
-        product = _Product(problem, math.prod(problem.output[:2]), filters, channels)
+        product = _Product(problem, blocks.filters, blocks.channels)
         threads, sums = product.threads, product.buffer_bytes()
-    bias = 0 if problem.channels_last else _padded_bias(problem)
-    return _in_blocks(problem, bias, sums, _thinned(problem, channels, threads))
+    thinned = _thinned(problem, blocks.channels, threads)
+    return blocks.primitive(blocks.padded_bias, sums, thinned)
 
 
 def backward_data(problem: Problem) -> Primitive | None:
     """As the forward; strides are left to the strided kernels."""
-    if problem.strided or not _takes(problem):
-        return None
-    product = _Product(problem, math.prod(problem.input[:2]), *_padded(problem))
-    return _in_blocks(problem, product.buffer_bytes() if problem.bfloat16 else 0)
+    blocks = None if problem.strided else _blocks(problem)
+    if blocks is None or not problem.bfloat16:
+        return blocks and blocks.primitive()
+    return blocks.primitive(_Product(problem, blocks.channels, blocks.filters).buffer_bytes())
 
 
 def backward_weights(problem: Problem) -> Primitive | None:
     """Threads that share the pixels have a copy of the weight's gradient each."""
-    if not _takes(problem):
-        return None
-    if problem.bfloat16:
-        return _weights_of_bfloat16(problem)
+    blocks = _blocks(problem)
+    if blocks is None or problem.bfloat16:
+        return blocks and _weights_of_bfloat16(blocks)
     on_pixels, threads = _threads_on_pixels(problem, _pixel_block(problem, 7, 16, False), 12)
-    entries: list[Entry] = [_padded_bias(problem)]
+    padded = problem.bias and problem.filters % VECTOR
+    entries: list[Entry] = [blocks.padded_filters * FLOAT if padded else 0]
     if on_pixels > 1:
-        entries += [_in_blocks(problem).weight * (on_pixels - 1), BARRIER]
+        entries += [blocks.weight * FLOAT * (on_pixels - 1), BARRIER]
     if problem.bias:
-        entries += bias_reduction(threads, ceil_div(problem.filters, VECTOR), problem.batch)
+        entries += bias_reduction(threads, blocks.filter_blocks, problem.batch)
     channels = _divided_blocks(problem.channels, 5) * VECTOR
-    return _in_blocks(problem, *entries, _thinned(problem, channels, threads))
+    return blocks.primitive(*entries, _thinned(problem, channels, threads))
 
 
-def _weights_of_bfloat16(problem: Problem) -> Primitive:
+def _weights_of_bfloat16(blocks: Blocks) -> Primitive:
     """Sums of weight and bias in float for every thread on pixels, and both operands turned, where
     two pixels do not lie together anyway.
     """
-    channels, filters = _padded(problem)
+    problem, channels, filters = blocks.problem, blocks.channels, blocks.filters
     few = problem.dims == 2 or filters <= 64
     apart = not problem.channels_last and min(problem.output[1:]) > 14 and few
     block = _pixel_block(problem, 7 if apart else 8, _LONGEST_BLOCK if apart else 16, apart, step=2)
     cost = 4 * max(1, filters // channels)
     on_pixels, threads = _threads_on_pixels(problem, block if apart else round_up(block, 2), cost)
-    bias = round_up(filters, VECTOR) if problem.bias else 0
-    sums = (_in_blocks(problem).weight // _SIZE + bias) * on_pixels * FLOAT
+    bias = blocks.padded_filters if problem.bias else 0
+    sums = (blocks.weight + bias) * on_pixels * FLOAT
     # A bias of channels last is copied as it is.
-    entries: list[Entry] = [sums, filters * _SIZE if _padded_bias(problem) else 0]
+    padded = problem.bias and problem.filters % VECTOR
+    entries: list[Entry] = [sums, filters * _SIZE if padded else 0]
     if on_pixels > 1:
         entries.append(BARRIER)
     channel_blocks, filter_blocks = _divided_blocks(channels, 5), _divided_blocks(filters, 16)
@@ -144,7 +134,7 @@ def _weights_of_bfloat16(problem: Problem) -> Primitive:
         pixels = threads * round_up(problem.output_space, 2) * VECTOR * _SIZE
         entries += [pixels * filter_blocks, pixels * channel_blocks]
     entries.append(_thinned(problem, channel_blocks * VECTOR, threads))
-    return _in_blocks(problem, *entries)
+    return blocks.primitive(*entries)
 
 
 def _divided_blocks(channels: int, smallest: int) -> int:
@@ -160,12 +150,6 @@ def _pixel_block(problem: Problem, smallest: int, largest: int, larger: bool, st
     return 1 if block > _LONGEST_BLOCK else block
 
 
-def _padded(problem: Problem) -> tuple[int, int]:
-    if problem.channels_last:
-        return problem.channels, problem.filters
-    return round_up(problem.channels, VECTOR), round_up(problem.filters, VECTOR)
-
-
 @dataclass(frozen=True)
 class _Product:
     """The products of a forward or of a gradient of the input: channels that the result has
@@ -173,7 +157,6 @@ class _Product:
     """
 
     problem: Problem
-    height: int
     results: int
     summed: int
 
@@ -185,7 +168,7 @@ class _Product:
     @property
     def row_block(self) -> int:
         """Rows that are computed at a time, ``ur``."""
-        rows, height = self.rows, self.height
+        rows, height = self.rows, math.prod(self.problem.output[:2])
         largest, smallest = (9, 6) if self.explicit else (30, 9)
         if self.explicit and 128 < self.results < 256 and 10 < height < 28:
             largest, smallest = 6, 5

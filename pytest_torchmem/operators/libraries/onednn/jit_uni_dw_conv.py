@@ -19,11 +19,8 @@ def forward_by_brdgmm(problem: Problem) -> Primitive | None:
 
 def _operands(problem: Problem, block: int = VECTOR) -> Primitive:
     """The operands in blocks of channels, without input and output where they are channels last."""
-    weight = round_up(problem.groups, VECTOR) * problem.taps * problem.element_size
-    if problem.channels_last:
-        return Primitive(0, weight, 0)
-    channels = round_up(problem.channels, block)
-    return Primitive(problem.input_bytes(channels), weight, problem.output_bytes(channels))
+    weight, channels = round_up(problem.groups, VECTOR), round_up(problem.channels, block)
+    return problem.primitive(weight * problem.taps, channels=channels, filters=channels)
 
 
 def forward(problem: Problem) -> Primitive | None:

@@ -19,7 +19,7 @@ import torch
 from pytest_torchmem.operators.workspace import FLOAT, Entry, booked, ceil_div, round_up
 from pytest_torchmem.targets.host import Host
 
-Sizes = tuple[int, int, int]
+Sizes = tuple[int, ...]
 """Depth, height and width; of an image the depth is 1."""
 
 VECTOR = 16
@@ -29,6 +29,20 @@ PAGE = 4096
 
 BARRIER = (PAGE, PAGE)
 """The context of a barrier among threads, ``simple_barrier::ctx_t``."""
+
+
+class Primitive(NamedTuple):
+    """What a kernel wants of a convolution: bytes of the input, weight and output in its own
+    layout, 0 where it takes them as the caller has them; and of its scratchpad.
+
+    ``channels_last`` of input and output where the caller did not ask for it.
+    """
+
+    input: int
+    weight: int
+    output: int
+    scratchpad: int = 0
+    channels_last: bool = False
 
 
 @dataclass(frozen=True, repr=False)
@@ -115,10 +129,8 @@ class Problem:
     @property
     def extent(self) -> Sizes:
         """Of the kernel with its gaps: ``calculate_extended_filter_size``."""
-        depth, height, width = (
-            (taps - 1) * gap + 1 for taps, gap in zip(self.kernel, self.dilation, strict=True)
-        )
-        return depth, height, width
+        pairs = zip(self.kernel, self.dilation, strict=True)
+        return tuple((taps - 1) * gap + 1 for taps, gap in pairs)
 
     def reach(self, axis: int, positions: int) -> int:
         """How far so many positions reach beyond the input, or below 0: calculate_end_padding."""
@@ -128,8 +140,7 @@ class Problem:
     @property
     def end_padding(self) -> Sizes:
         """How far all positions of the kernel reach beyond the input."""
-        depth, height, width = map(self.reach, range(3), self.output)
-        return depth, height, width
+        return tuple(map(self.reach, range(3), self.output))
 
     @property
     def strided(self) -> bool:
@@ -162,19 +173,16 @@ class Problem:
     def weight_bytes(self) -> int:
         return self.filters * self.group_channels * self.taps * self.element_size
 
-
-class Primitive(NamedTuple):
-    """What a kernel wants of a convolution: bytes of the input, weight and output in its own
-    layout, 0 where it takes them as the caller has them; and of its scratchpad.
-
-    ``channels_last`` of input and output where the caller did not ask for it.
-    """
-
-    input: int
-    weight: int
-    output: int
-    scratchpad: int = 0
-    channels_last: bool = False
+    def primitive(
+        self, weight: int, *scratchpad: Entry, channels: int = 0, filters: int = 0
+    ) -> Primitive:
+        """Return what a kernel wants: a weight of so many elements, and, where operands are not
+        channels last, an input and an output with so many channels; 0 for one as the caller has it.
+        """
+        if self.channels_last:
+            channels = filters = 0
+        source, result = self.input_bytes(channels), self.output_bytes(filters)
+        return Primitive(source, weight * self.element_size, result, booked(*scratchpad))
 
 
 Division = tuple[int, int, int]
@@ -280,15 +288,10 @@ class Blocks:
 
     def primitive(self, *scratchpad: Entry) -> Primitive:
         """Return operands in blocks, where they are not channels last, and a weight in blocks."""
-        problem = self.problem
-        source = problem.input_bytes(problem.groups * self.channels)
-        result = problem.output_bytes(problem.groups * self.filters)
-        return Primitive(
-            0 if problem.channels_last or self.first else source,
-            self.weight * problem.element_size,
-            0 if problem.channels_last else result,
-            booked(*scratchpad),
-        )
+        groups = self.problem.groups
+        channels = 0 if self.first else groups * self.channels
+        filters = groups * self.filters
+        return self.problem.primitive(self.weight, *scratchpad, channels=channels, filters=filters)
 
 
 def is_first(problem: Problem) -> bool:
