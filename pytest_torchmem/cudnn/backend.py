@@ -68,24 +68,6 @@ class Attribute(IntEnum):
     PLAN_CONFIGURATION = 401
     PLAN_WORKSPACE = 402
     PLAN_DEVICE = 407
-    FORWARD_ALPHA = 700
-    FORWARD_BETA = 701
-    FORWARD_CONVOLUTION = 702
-    FORWARD_W = 703
-    FORWARD_X = 704
-    FORWARD_Y = 705
-    BACKWARD_INPUT_ALPHA = 706
-    BACKWARD_INPUT_BETA = 707
-    BACKWARD_INPUT_CONVOLUTION = 708
-    BACKWARD_INPUT_W = 709
-    BACKWARD_INPUT_X = 710
-    BACKWARD_INPUT_Y = 711
-    BACKWARD_WEIGHT_ALPHA = 712
-    BACKWARD_WEIGHT_BETA = 713
-    BACKWARD_WEIGHT_CONVOLUTION = 714
-    BACKWARD_WEIGHT_W = 715
-    BACKWARD_WEIGHT_X = 716
-    BACKWARD_WEIGHT_Y = 717
     POINTWISE_DESCRIBED = 750
     POINTWISE_X = 751
     POINTWISE_B = 752
@@ -105,7 +87,14 @@ class Attribute(IntEnum):
     DEVICE_JSON = 2702
 
 
-Attributes = Mapping[Attribute, tuple[Type, Sequence[Any]]]
+#: The operation of a convolution by its direction, and the first of its attributes' numbers: alpha,
+#: beta, the convolution, w, x and y.
+OPERATIONS = {
+    "forward": (DescriptorType.CONVOLUTION_FORWARD, 700),
+    "backward_input": (DescriptorType.CONVOLUTION_BACKWARD_INPUT, 706),
+    "backward_weight": (DescriptorType.CONVOLUTION_BACKWARD_WEIGHT, 712),
+}
+Attributes = Mapping[int, tuple[Type, Sequence[Any]]]
 """Values of a descriptor, each with its type."""
 
 
@@ -154,6 +143,10 @@ class Backend:
         library = ctypes.CDLL(path)
         library.cudnnGetVersion.restype = ctypes.c_size_t
         library.cudnnGetErrorString.restype = ctypes.c_char_p
+        of = [ctypes.c_void_p, ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_void_p]
+        library.cudnnBackendSetAttribute.argtypes = of
+        library.cudnnBackendGetAttribute.argtypes = [*of, ctypes.c_void_p]
+        library.cudnnBackendFinalize.argtypes = of[:1]
         self._library = library
         self._made = ExitStack()
 
@@ -179,8 +172,7 @@ class Backend:
     def create(self, kind: DescriptorType) -> int:
         """Return a descriptor that has nothing yet."""
         made = ctypes.c_void_p()
-        status = self._library.cudnnBackendCreateDescriptor(int(kind), ctypes.byref(made))
-        self._check("cudnnBackendCreateDescriptor", status)
+        self._call("cudnnBackendCreateDescriptor", int(kind), ctypes.byref(made))
         self._made.callback(self._library.cudnnBackendDestroyDescriptor, made)
         return int(made.value or 0)
 
@@ -203,27 +195,16 @@ class Backend:
     def device(self, properties: Mapping[str, Any]) -> int:
         """Return the descriptor of a GPU that need not be there."""
         text = json.dumps(properties).encode() + b"\0"
-        characters = [text[position : position + 1] for position in range(len(text))]
-        return self.make(DescriptorType.DEVICE, {Attribute.DEVICE_JSON: (Type.CHAR, characters)})
+        return self.make(DescriptorType.DEVICE, {Attribute.DEVICE_JSON: (Type.CHAR, text)})
 
     def _read(self, of: int, attribute: Attribute, type_: Type, most: int, array: Any) -> int:
         count = ctypes.c_int64()
-        number = ctypes.byref(count)
-        self._call("cudnnBackendGetAttribute", of, attribute, type_, most, number, array)
+        found = ctypes.byref(count)
+        self._call("cudnnBackendGetAttribute", of, attribute, type_, most, found, array)
         return count.value
 
-    def _call(self, name: str, descriptor: int, *arguments: Any) -> None:
-        given: list[Any] = [ctypes.c_void_p(descriptor)]
-        for argument in arguments:
-            if isinstance(argument, IntEnum):
-                given.append(ctypes.c_int(argument))
-            elif isinstance(argument, int):
-                given.append(ctypes.c_int64(argument))
-            else:
-                given.append(argument)
-        self._check(name, getattr(self._library, name)(*given))
-
-    def _check(self, name: str, status: int) -> None:
+    def _call(self, name: str, *arguments: Any) -> None:
+        status = getattr(self._library, name)(*arguments)
         if status:
             text = self._library.cudnnGetErrorString(status).decode()
             raise CudnnError(f"{name}: {text}")

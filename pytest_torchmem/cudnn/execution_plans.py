@@ -24,6 +24,7 @@ from typing import IO, Any
 from pytest_torchmem.cudnn.backend import (
     DATA_TYPES,
     NOTES,
+    OPERATIONS,
     Attribute,
     Attributes,
     Backend,
@@ -44,12 +45,6 @@ _BEHAVIORS = 16
 """More than there are behavior notes."""
 _FIRST = 4
 """How many configurations are asked for at first."""
-#: The operation by direction, and what its attributes' names begin with.
-_DIRECTIONS = {
-    "forward": (DescriptorType.CONVOLUTION_FORWARD, "FORWARD"),
-    "backward_input": (DescriptorType.CONVOLUTION_BACKWARD_INPUT, "BACKWARD_INPUT"),
-    "backward_weight": (DescriptorType.CONVOLUTION_BACKWARD_WEIGHT, "BACKWARD_WEIGHT"),
-}
 
 
 def answer(backend: Backend, device: Mapping[str, Any], question: Question) -> Answer:
@@ -122,7 +117,7 @@ def _tensor(
 
 
 def _convolution(backend: Backend, question: Question, x: int, w: int, y: int) -> int:
-    kind, prefix = _DIRECTIONS[question["direction"]]
+    kind, first = OPERATIONS[question["direction"]]
     double = question["dtype"] == "float64"
     computed = DATA_TYPES["float64" if double else "float32"]
     described = backend.make(
@@ -138,17 +133,9 @@ def _convolution(backend: Backend, question: Question, x: int, w: int, y: int) -
         },
     )
     number = Type.DOUBLE if double else Type.FLOAT
-    values: dict[str, tuple[Type, Sequence[Any]]] = {
-        "ALPHA": (number, [1.0]),
-        "BETA": (number, [0.0]),
-        "CONVOLUTION": (Type.DESCRIPTOR, [described]),
-        "X": (Type.DESCRIPTOR, [x]),
-        "W": (Type.DESCRIPTOR, [w]),
-        "Y": (Type.DESCRIPTOR, [y]),
-    }
-    return backend.make(
-        kind, {Attribute[f"{prefix}_{name}"]: value for name, value in values.items()}
-    )
+    descriptors = ((Type.DESCRIPTOR, [one]) for one in (described, w, x, y))
+    values = (number, [1.0]), (number, [0.0]), *descriptors
+    return backend.make(kind, dict(enumerate(values, first)))
 
 
 def _pointwise(
@@ -162,7 +149,7 @@ def _pointwise(
         },
     )
     operands = {Attribute.POINTWISE_X: x, Attribute.POINTWISE_B: other, Attribute.POINTWISE_Y: y}
-    values: dict[Attribute, tuple[Type, Sequence[Any]]] = {
+    values: dict[int, tuple[Type, Sequence[Any]]] = {
         Attribute.POINTWISE_DESCRIBED: (Type.DESCRIPTOR, [described]),
         **{at: (Type.DESCRIPTOR, [one]) for at, one in operands.items() if one is not None},
         **(alphas or {}),

@@ -211,13 +211,14 @@ class LayerSettings(NamedTuple):
 #: position, the tensors among them, or all by name.
 BESIDES = frozenset({"machine", "outputs", "call", "nested", "known", "cudnn", "take"})
 WHOLES = frozenset({"operands", "tensors", "arguments"})
-_EMPTY = inspect.Parameter.empty
-_MISSING: Any = object()
+_EMPTY: Any = inspect.Parameter.empty
 
 _OTHER_NAMES = (("self", "input"), ("grad_output", "grad"))
 """What schemas call an argument, and what functions may: ``_cdist_backward`` has ``grad_output``
 since torch 2.15.
 """
+_Getter = Callable[[Sequence[Any], Mapping[str, Any], Mapping[str, Any]], Any]
+"""Returns what a parameter gets of a call's arguments, and of what a trace hands over besides."""
 
 
 class Unbindable(TypeError):
@@ -227,71 +228,54 @@ class Unbindable(TypeError):
 class Binding:
     """Calls a function with what it takes of the arguments of one overload."""
 
-    __slots__ = ("_besides", "_function", "_groups", "_names", "_positions", "_wholes")
+    __slots__ = ("_function", "_getters", "_overload", "_position_of")
 
     def __init__(self, function: Callable[..., Any], overload: keys.OpOverload) -> None:
         """Raise ``Unbindable`` where the function asks for what no overload can give."""
+        self._function, self._overload = function, overload
         described = keys.schema(overload).arguments
-        position_of = {str(argument.name): index for index, argument in enumerate(described)}
+        self._position_of = {str(argument.name): at for at, argument in enumerate(described)}
         for name, other in _OTHER_NAMES:
-            if name in position_of:
-                position_of.setdefault(other, position_of[name])
-        defaults = {
-            index: argument.default_value if argument.has_default_value() else _MISSING
-            for index, argument in enumerate(described)
+            if name in self._position_of:
+                self._position_of.setdefault(other, self._position_of[name])
+        self._getters = {
+            name: self._getter(name, default, _group(function, annotation))
+            for name, annotation, default in _parameters(function)
         }
-
-        def place(name: str, default: Any) -> tuple[str, str, int, Any]:
-            index = position_of.get(name)
-            if index is None:
-                if default is _EMPTY:
-                    raise Unbindable(f"{overload.name()} has no argument {name!r}")
-                return name, name, -1, default
-            found = defaults[index]
-            if found is _MISSING and default is not _EMPTY:
-                found = default
-            return name, str(described[index].name), index, found
-
-        self._function = function
-        self._names = tuple(str(argument.name) for argument in described)
-        self._besides: list[str] = []
-        self._wholes: list[str] = []
-        self._positions: list[tuple[str, str, int, Any]] = []
-        self._groups: list[tuple[str, type[Any], list[str], list[tuple[str, str, int, Any]]]] = []
-        for parameter, annotation, its_default in _parameters(function):
-            group = _group(function, annotation)
-            if parameter in BESIDES:
-                self._besides.append(parameter)
-            elif parameter in WHOLES and parameter not in position_of:
-                self._wholes.append(parameter)
-            elif group is not None:
-                given, aside = group._field_defaults, [*BESIDES.intersection(group._fields)]
-                asked = [name for name in group._fields if name not in aside]
-                places = [place(name, given.get(name, _EMPTY)) for name in asked]
-                self._groups.append((parameter, group, aside, places))
-            else:
-                self._positions.append(place(parameter, its_default))
 
     def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any], **besides: Any) -> Any:
         """Call the function for a call of the operator; ``besides`` is what a trace hands over."""
-        taken = {name: besides[name] for name in self._besides}
-        for name in self._wholes:
-            taken[name] = self._whole(name, args, kwargs)
-        for name, schema_name, index, default in self._positions:
-            taken[name] = _taken(args, kwargs, schema_name, index, default)
-        for name, group, aside, places in self._groups:
-            given = {one: besides[one] for one in aside}
-            for own, schema_name, index, default in places:
-                given[own] = _taken(args, kwargs, schema_name, index, default)
-            taken[name] = group(**given)
-        return self._function(**taken)
+        getters = self._getters.items()
+        return self._function(**{name: get(args, kwargs, besides) for name, get in getters})
 
-    def _whole(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def _getter(self, name: str, default: Any, group: type[Any] | None = None) -> _Getter:
+        at = self._position_of.get(name)
+        if name in BESIDES:
+            return lambda args, kwargs, besides: besides[name]
+        if name in WHOLES and at is None:
+            return self._whole(name)
+        if group is not None:
+            given = group._field_defaults
+            fields = [(one, self._getter(one, given.get(one, _EMPTY))) for one in group._fields]
+            return lambda *call: group(**{one: get(*call) for one, get in fields})
+        if at is None:
+            if default is _EMPTY:
+                raise Unbindable(f"{self._overload.name()} has no argument {name!r}")
+            return lambda args, kwargs, besides: kwargs.get(name, default)
+        argument = keys.schema(self._overload).arguments[at]
+        own, has_default = str(argument.name), argument.has_default_value()
+        other = argument.default_value if has_default else default
+        return lambda args, kwargs, besides: args[at] if at < len(args) else kwargs.get(own, other)
+
+    def _whole(self, name: str) -> _Getter:
         if name == "operands":
-            return list(args)
+            return lambda args, kwargs, besides: list(args)
         if name == "tensors":
-            return [given for given in (*args, *kwargs.values()) if isinstance(given, Tensor)]
-        return {**dict(zip(self._names, args, strict=False)), **kwargs}
+            return lambda args, kwargs, besides: [
+                given for given in (*args, *kwargs.values()) if isinstance(given, Tensor)
+            ]
+        names = [str(argument.name) for argument in keys.schema(self._overload).arguments]
+        return lambda args, kwargs, besides: {**dict(zip(names, args, strict=False)), **kwargs}
 
 
 class InOrder:
@@ -340,11 +324,3 @@ def _parameters(function: Callable[..., Any]) -> list[tuple[str, str, Any]]:
 def _name_of(annotation: Any) -> str:
     """Return the name of a class, which may not be evaluated; "" or any text for others."""
     return annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
-
-
-def _taken(
-    args: Sequence[Any], kwargs: Mapping[str, Any], name: str, index: int, default: Any
-) -> Any:
-    if 0 <= index < len(args):
-        return args[index]
-    return kwargs.get(name, default)
