@@ -228,11 +228,11 @@ class Unbindable(TypeError):
 class Binding:
     """Calls a function with what it takes of the arguments of one overload."""
 
-    __slots__ = ("_function", "_getters", "_overload", "_position_of")
+    __slots__ = ("_function", "_getters", "_operator", "_position_of")
 
     def __init__(self, function: Callable[..., Any], overload: keys.OpOverload) -> None:
         """Raise ``Unbindable`` where the function asks for what no overload can give."""
-        self._function, self._overload = function, overload
+        self._function, self._operator = function, overload
         described = keys.schema(overload).arguments
         self._position_of = {str(argument.name): at for at, argument in enumerate(described)}
         for name, other in _OTHER_NAMES:
@@ -260,9 +260,9 @@ class Binding:
             return lambda *call: group(**{one: get(*call) for one, get in fields})
         if at is None:
             if default is _EMPTY:
-                raise Unbindable(f"{self._overload.name()} has no argument {name!r}")
+                raise Unbindable(f"{self._operator.name()} has no argument {name!r}")
             return lambda args, kwargs, besides: kwargs.get(name, default)
-        argument = keys.schema(self._overload).arguments[at]
+        argument = keys.schema(self._operator).arguments[at]
         own, has_default = str(argument.name), argument.has_default_value()
         other = argument.default_value if has_default else default
         return lambda args, kwargs, besides: args[at] if at < len(args) else kwargs.get(own, other)
@@ -274,7 +274,7 @@ class Binding:
             return lambda args, kwargs, besides: [
                 given for given in (*args, *kwargs.values()) if isinstance(given, Tensor)
             ]
-        names = [str(argument.name) for argument in keys.schema(self._overload).arguments]
+        names = [str(argument.name) for argument in keys.schema(self._operator).arguments]
         return lambda args, kwargs, besides: {**dict(zip(names, args, strict=False)), **kwargs}
 
 

@@ -26,6 +26,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
@@ -33,6 +34,7 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.profile.timeline import Confidence
+from pytest_torchmem.step.trees import argument_tensors
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
 from pytest_torchmem.torch_private.kernels import run_on_meta
@@ -133,24 +135,18 @@ def passing(*requests: Request) -> tuple[Request, ...]:
     return (*requests, *(-nbytes for nbytes in reversed(alive)))
 
 
-def bounded(*requests: Request) -> Workspace:
-    """Return a workspace of at most ``requests`` bytes."""
-    return Workspace(requests, Confidence.BOUNDED)
+def _of(confidence: Confidence, is_estimate: bool, *requests: Request) -> Workspace:
+    return Workspace(requests, confidence, is_estimate=is_estimate)
 
 
-def unknown(*requests: Request) -> Workspace:
-    """Return a workspace of which ``requests`` are known, and others not."""
-    return Workspace(requests, Confidence.UNKNOWN)
-
-
-def told(*requests: Request) -> Workspace:
-    """Return a workspace of ``requests`` bytes, as far as a library's own answer is right."""
-    return Workspace(requests, Confidence.LIBRARY)
-
-
-def estimate(*requests: Request) -> Workspace:
-    """Return a workspace of about ``requests`` bytes."""
-    return Workspace(requests, Confidence.UNKNOWN, is_estimate=True)
+bounded = partial(_of, Confidence.BOUNDED, False)
+"""Return a workspace of at most so many bytes, as single requests."""
+unknown = partial(_of, Confidence.UNKNOWN, False)
+"""Return a workspace of which these requests are known, and others not."""
+told = partial(_of, Confidence.LIBRARY, False)
+"""Return a workspace of these requests, as far as a library's own answer is right."""
+estimate = partial(_of, Confidence.UNKNOWN, True)
+"""Return a workspace of about these requests."""
 
 
 def as_workspace(found: int | tuple[Request, ...] | Workspace, operator: str) -> Workspace:
@@ -167,15 +163,10 @@ def as_workspace(found: int | tuple[Request, ...] | Workspace, operator: str) ->
 
 def joined(parts: Iterable[Workspace]) -> Workspace:
     """Return what is not known, was measured and would be asked of an operator made of others."""
-    parts = list(parts)
-    return Workspace(
-        unknown=tuple(dict.fromkeys(name for part in parts for name in part.unknown)),
-        estimated=tuple(dict.fromkeys(name for part in parts for name in part.estimated)),
-        calibrated=tuple(dict.fromkeys(name for part in parts for name in part.calibrated)),
-        questions=tuple(dict.fromkeys(question for part in parts for question in part.questions)),
-        told=tuple(dict.fromkeys(name for part in parts for name in part.told)),
-        answers=tuple(dict.fromkeys(answer for part in parts for answer in part.answers)),
-    )
+    parts, found = list(parts), dict[str, Any]()
+    for name in ("unknown", "estimated", "calibrated", "questions", "told", "answers"):
+        found[name] = tuple(dict.fromkeys(one for part in parts for one in getattr(part, name)))
+    return Workspace(**found)
 
 
 Entry = int | tuple[int, int]
@@ -376,7 +367,7 @@ def copied(*, first: bool = False, **formats: Wanted) -> Callable[..., int | tup
         requests = [
             copy(tensor, _meant(wanted, tensor, operands))
             for name, wanted in formats.items()
-            for tensor in _tensors(operands[name])
+            for tensor in argument_tensors(operands[name])
         ]
         return sum(requests) if on_cpu else (*requests, ALL) if first else tuple(requests)
 
@@ -391,12 +382,6 @@ def _meant(wanted: Wanted, tensor: Tensor, operands: Mapping[str, Any]) -> torch
         return CONTIGUOUS
     like = operands[wanted] if isinstance(wanted, str) else tensor
     return suggested_format(like) if like.dim() == tensor.dim() else CONTIGUOUS
-
-
-def _tensors(operand: Any) -> list[Tensor]:
-    """Return an argument's tensors: it may be none, a number, or several outputs."""
-    given = operand if isinstance(operand, (tuple, list)) else [operand]
-    return [tensor for tensor in given if isinstance(tensor, Tensor)]
 
 
 def _set_parameters(function: Any, *names: str) -> None:

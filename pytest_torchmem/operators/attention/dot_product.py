@@ -52,32 +52,26 @@ def _order(gpu: Gpu) -> tuple[int, ...]:
 def _shapes_fit(call: AttentionArguments, grouped: bool, same_heads: bool = True) -> bool:
     """``check_tensor_shapes``, ``check_batch_size_and_num_heads_dense``, ``check_nonzero_…``."""
     query, key, value = call.query, call.key, call.value
-    if not query.dim() == key.dim() == value.dim() == 4:
-        return False
-    if call.is_jagged:
-        return True
-    if not query.size(0) == key.size(0) == value.size(0):
-        return False
-    if 0 in (query.size(2), key.size(2)):
+    four = query.dim() == key.dim() == value.dim() == 4
+    if not four or call.is_jagged:
+        return four
+    if not query.size(0) == key.size(0) == value.size(0) or 0 in (query.size(2), key.size(2)):
         return False
     heads, key_heads, value_heads = query.size(1), key.size(1), value.size(1)
     if _BROADCASTS and heads > 0 and key_heads == value_heads == 1:
         return True
     if call.enable_gqa and grouped and 0 not in (key_heads, value_heads):
-        if same_heads and key_heads != value_heads:
-            return False
-        return heads % key_heads == 0 and (same_heads or heads % value_heads == 0)
+        alike = key_heads == value_heads if same_heads else heads % value_heads == 0
+        return alike and heads % key_heads == 0
     return heads == key_heads == value_heads
 
 
 def _last_dimension_dense(call: AttentionArguments, ignores_single: bool) -> bool:
     """``check_last_dim_stride_equals_1_dense``."""
-    tensors = (call.query, call.key, call.value)
     if call.is_jagged:
         return True
-    dense = all(tensor.stride(-1) == 1 for tensor in tensors)
-    if ignores_single:
-        dense = dense or call.query.size(-1) == 1
+    dense = all(tensor.stride(-1) == 1 for tensor in (call.query, call.key, call.value))
+    dense = dense or (ignores_single and call.query.size(-1) == 1)
     return dense and (call.attn_mask is None or call.attn_mask.stride(-1) == 1)
 
 
@@ -93,49 +87,48 @@ def _flash_takes(gpu: Gpu, call: AttentionArguments) -> bool:
         return False
     if call.attn_mask is not None or not _half(gpu, call):
         return False
-    size = call.query.size(-1)
-    if not size == call.key.size(-1) == call.value.size(-1) or size > 256:
-        return False
-    if not (8, 0) <= gpu.capability <= (12, 1):
-        return False
+    size, capability = call.query.size(-1), gpu.capability
     # check_requires_grad_and_head_dim_gt192_constraints_on_sm86_89_or_120
-    capability = gpu.capability
     small = (8, 6) <= capability <= (8, 9) or (12, 0) <= capability <= (12, 1)
-    if call.trains and small and size > 192 and (size <= 224 or call.dropout_p > 0):
-        return False
-    if call.is_causal and call.query.size(2) != call.key.size(2):
-        return False
-    return _last_dimension_dense(call, ignores_single=True)
+    large = size > 192 and (size <= 224 or call.dropout_p > 0)
+    return (
+        size == call.key.size(-1) == call.value.size(-1)
+        and size <= 256
+        and (8, 0) <= capability <= (12, 1)
+        and not (call.trains and small and large)
+        and not (call.is_causal and call.query.size(2) != call.key.size(2))
+        and _last_dimension_dense(call, ignores_single=True)
+    )
 
 
 def _efficient_takes(gpu: Gpu, call: AttentionArguments) -> bool:
-    if not torch.backends.cuda.mem_efficient_sdp_enabled():
+    enabled = torch.backends.cuda.mem_efficient_sdp_enabled()
+    if not enabled or not _shapes_fit(call, grouped=_BROADCASTS):
         return False
-    if not (5, 0) <= gpu.capability <= (12, 1) or not _shapes_fit(call, grouped=_BROADCASTS):
-        return False
-    if call.query.dtype is not torch.float32 and not _half(gpu, call):
-        return False
-    alignment = _alignment(gpu, call.query.dtype)
     size, value_size = call.query.size(-1), call.value.size(-1)
-    if size != call.key.size(-1) or 0 in (size, value_size):
-        return False
-    if size % alignment or value_size % alignment:
-        return False
-    return _last_dimension_dense(call, ignores_single=False)
+    alignment = _alignment(gpu, call.query.dtype)
+    return (
+        (5, 0) <= gpu.capability <= (12, 1)
+        and (call.query.dtype is torch.float32 or _half(gpu, call))
+        and size == call.key.size(-1)
+        and 0 not in (size, value_size)
+        and not (size % alignment or value_size % alignment)
+        and _last_dimension_dense(call, ignores_single=False)
+    )
 
 
 def _cudnn_takes(gpu: Gpu, call: AttentionArguments) -> bool:
-    if not torch.backends.cuda.cudnn_sdp_enabled() or call.is_jagged:
-        return False
-    if must_be_deterministic():
-        return False
-    if not (8, 0) <= gpu.capability <= (12, 1) or not _half(gpu, call):
-        return False
-    if not _shapes_fit(call, grouped=True, same_heads=False) or not mask_fits(call):
-        return False
-    if _DROPS_SIXTEENTHS and call.dropout_p * 16 != int(call.dropout_p * 16):
-        return False
-    return _last_dimension_dense(call, ignores_single=True) and _cudnn_sizes_fit(gpu, call)
+    return (
+        torch.backends.cuda.cudnn_sdp_enabled()
+        and not (call.is_jagged or must_be_deterministic())
+        and (8, 0) <= gpu.capability <= (12, 1)
+        and _half(gpu, call)
+        and _shapes_fit(call, grouped=True, same_heads=False)
+        and mask_fits(call)
+        and not (_DROPS_SIXTEENTHS and call.dropout_p * 16 != int(call.dropout_p * 16))
+        and _last_dimension_dense(call, ignores_single=True)
+        and _cudnn_sizes_fit(gpu, call)
+    )
 
 
 def mask_fits(call: AttentionArguments) -> bool:
@@ -156,7 +149,7 @@ def _cudnn_sizes_fit(gpu: Gpu, call: AttentionArguments) -> bool:
     """``check_cudnn_tensor_shapes`` for a cuDNN from 9.15.1 to 9.22."""
     batch, heads, queries, size = call.query.shape
     value_size = call.value.size(3)
-    if batch > _LARGEST_CUDNN_DIMENSION or heads > _LARGEST_CUDNN_DIMENSION:
+    if max(batch, heads) > _LARGEST_CUDNN_DIMENSION:
         return False
     newer = gpu.capability == (9, 0) or gpu.capability[0] == 10
     limit = 192 if newer and (size, value_size) == (192, 128) else 128

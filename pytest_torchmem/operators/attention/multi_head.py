@@ -74,16 +74,22 @@ def fused_or_unfused(machine: Gpu, call: CompositeCall, layer: AttentionLayer) -
     projected = _qkv_projection(layer.query, layer.key, layer.value, layer.qkv_weight)
     q, k, v = _projection_of_dense(projected, layer.qkv_bias, heads)
     del projected
-    scores = torch.bmm(q.flatten(0, 1), k.flatten(0, 1).transpose(1, 2))
-    weights = _masked_softmax(scores.view(batch, heads, q.size(2), k.size(2)), layer)
-    del scores
-    torch.bmm(weights.flatten(0, 1), v.flatten(0, 1), out=q.flatten(0, 1))
-    kept = weights if layer.need_weights else None
-    del weights
+    kept = _attend(layer, q, k, v, lambda scores: _masked_softmax(scores, layer))
     merged = q.transpose(1, 2).reshape(batch, steps, embed)
     result = functional.linear(merged, layer.proj_weight, layer.proj_bias)
     del merged
     return result, _averaged(kept, layer)
+
+
+def _attend(
+    layer: AttentionLayer, q: Tensor, k: Tensor, v: Tensor, softmax: Callable[[Tensor], Tensor]
+) -> Tensor | None:
+    """Multiply, softmax, multiply, into ``q``; return the weights where they are needed."""
+    scores = torch.bmm(q.flatten(0, 1), k.flatten(0, 1).transpose(1, 2))
+    weights = softmax(scores.view(*q.shape[:3], k.size(2)))
+    del scores
+    torch.bmm(weights.flatten(0, 1), v.flatten(0, 1), out=q.flatten(0, 1))
+    return weights if layer.need_weights else None
 
 
 def _masked_softmax(scores: Tensor, layer: AttentionLayer) -> Tensor:
@@ -144,13 +150,8 @@ def of_nested(nested: NestedTensors, layer: AttentionLayer) -> tuple[Tensor, Ten
     del projected
     q, k, v = _projection_of_dense(qkv, layer.qkv_bias, heads)
     del qkv
-    scores = torch.bmm(q.flatten(0, 1), k.flatten(0, 1).transpose(1, 2))
-    scores = scores.view(q.size(0), heads, q.size(2), q.size(2))
-    weights = _aten._nested_tensor_softmax_with_shape.default(scores, layer.query)
-    del scores
-    torch.bmm(weights.flatten(0, 1), v.flatten(0, 1), out=q.flatten(0, 1))
-    kept = weights if layer.need_weights else None
-    del weights
+    softmax = _aten._nested_tensor_softmax_with_shape.default
+    kept = _attend(layer, q, k, v, lambda scores: softmax(scores, layer.query))
     merged = _aten._nested_from_padded.default(q, sizes, True)
     output = torch.addmm(
         layer.proj_bias, merged.values().view(-1, layer.embed_dim), layer.proj_weight.t()

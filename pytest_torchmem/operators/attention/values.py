@@ -11,8 +11,9 @@ from one of the cumulated lengths to the next; without these they are (batch, le
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -252,30 +253,18 @@ class _Window(NamedTuple):
         return torch.zeros(rows, columns).masked_fill(outside, -math.inf)
 
 
-class _Lengths(NamedTuple):
-    """Where sequences begin among the rows, of queries and of keys; ``None`` in a batch."""
+_Rows = list[tuple[slice, slice]] | None
+"""Each sequence's rows of queries and of keys; ``None`` in a batch."""
 
-    queries: list[int] | None
-    keys: list[int] | None
 
-    @classmethod
-    def of(cls, queries: Tensor | None, keys: Tensor | None) -> "_Lengths":
-        if queries is None and keys is None:
-            return cls(None, None)
-        if queries is None or keys is None:
-            raise NotImplementedError("lengths of the queries or of the keys alone")
-        return cls(queries.tolist(), keys.tolist())
-
-    def split(self, query: Tensor, key: Tensor, value: Tensor) -> Iterator[tuple[Tensor, ...]]:
-        """Yield each sequence's as (1, heads, length, size)."""
-        if self.queries is None or self.keys is None:
-            for one in zip(query, key, value, strict=True):
-                yield tuple(part.transpose(0, 1)[None] for part in one)
-            return
-        starts = zip(self.queries, self.queries[1:], self.keys, self.keys[1:], strict=False)
-        for first, last, first_key, last_key in starts:
-            parts = (query[first:last], key[first_key:last_key], value[first_key:last_key])
-            yield tuple(part.transpose(0, 1)[None] for part in parts)
+def _rows_of(queries: Tensor | None, keys: Tensor | None) -> _Rows:
+    """Return the rows from one of the cumulated lengths to the next."""
+    if queries is None and keys is None:
+        return None
+    if queries is None or keys is None:
+        raise NotImplementedError("lengths of the queries or of the keys alone")
+    starts = ([slice(*pair) for pair in pairwise(one.tolist())] for one in (queries, keys))
+    return list(zip(*starts, strict=False))
 
 
 class _Sequences(NamedTuple):
@@ -287,9 +276,9 @@ class _Sequences(NamedTuple):
     window_size_right: int | None = None
 
     @property
-    def lengths(self) -> _Lengths:
-        """Where sequences begin."""
-        return _Lengths.of(self.cum_seq_q, self.cum_seq_k)
+    def rows(self) -> _Rows:
+        """The rows of each sequence."""
+        return _rows_of(self.cum_seq_q, self.cum_seq_k)
 
     def window(self, is_causal: bool) -> _Window:
         """native/transformers/cuda/flash_attn/flash_api.cpp, ``set_params_fprop``."""
@@ -298,15 +287,19 @@ class _Sequences(NamedTuple):
         return _Window(left, 0 if is_causal else right)
 
 
-def _attend(lengths: _Lengths, window: _Window, by: FusedAttention) -> tuple[Tensor, list[Tensor]]:
+def _attend(rows: _Rows, window: _Window, by: FusedAttention) -> tuple[Tensor, list[Tensor]]:
     """Return the output, and the sums of each sequence as (heads, length)."""
     outputs, sums = [], []
-    for query, key, value in lengths.split(by.query, by.key, by.value):
+    sequences: Any = zip(by.query, by.key, by.value, strict=True)
+    if rows is not None:
+        sequences = ((by.query[own], by.key[keys], by.value[keys]) for own, keys in rows)
+    for sequence in sequences:
+        query, key, value = (part.transpose(0, 1)[None] for part in sequence)
         masked = window.bias(query.shape[2], key.shape[2])
         output, summed = attend(by._replace(is_causal=False).of(query, key, value, masked))
         outputs.append(output[0].transpose(0, 1))
         sums.append(summed[0])
-    joined = torch.stack(outputs) if lengths.queries is None else torch.cat(outputs)
+    joined = torch.stack(outputs) if rows is None else torch.cat(outputs)
     return joined, sums
 
 
@@ -321,9 +314,9 @@ def flash_of_lengths(
     """Output, sums, and the seed in the place of the random state."""
     if any(one is not None for one in (seqused_k, alibi_slopes, block_table)):
         raise NotImplementedError("keys of a cache, or slopes of positions")
-    lengths, window = sequences.lengths, sequences.window(attention.is_causal)
-    output, sums, number = results(partial(_attend, lengths, window), attention)
-    joined = torch.stack(sums) if lengths.queries is None else torch.cat(sums, 1)
+    rows, window = sequences.rows, sequences.window(attention.is_causal)
+    output, sums, number = results(partial(_attend, rows, window), attention)
+    joined = torch.stack(sums) if rows is None else torch.cat(sums, 1)
     return output, joined, random_state(number), None, None
 
 
@@ -332,14 +325,18 @@ def flash_backward_of_lengths(
     grad_out: Tensor, attention: FusedAttention, sequences: _Sequences, rng_state: Tensor
 ) -> list[Tensor | None]:
     """Gradients of query, key and value."""
-    function = partial(_attend, sequences.lengths, sequences.window(attention.is_causal))
+    function = partial(_attend, sequences.rows, sequences.window(attention.is_causal))
     return gradients(function, grad_out, attention, rng_state)[:3]
 
 
-def _flat(lengths: _Lengths, attention: FusedAttention) -> FusedAttention:
-    if lengths.queries is None:
-        return attention
-    return attention.of(attention.query[0], attention.key[0], attention.value[0], None)
+def _of_lengths(
+    rows: _Rows, kind: int, attention: FusedAttention
+) -> tuple[Callable[[FusedAttention], tuple[Tensor, Any]], FusedAttention]:
+    """Return what attends with a kind of mask, and the attention, without the batch of one."""
+    function = partial(_attend, rows, _Window(None, 0 if kind else None, kind != _TOP_LEFT))
+    if rows is None:
+        return function, attention
+    return function, attention.of(attention.query[0], attention.key[0], attention.value[0], None)
 
 
 @operator("aten::_efficient_attention_forward").values()
@@ -358,11 +355,10 @@ def efficient_of_lengths(
     """Output, sums (padded with infinity, to a multiple of 32), seed, offset and the lengths."""
     if any(one is not None for one in (bias, seqlen_k, window_size)):
         raise NotImplementedError("a bias, lengths of keys, or a window")
-    lengths = _Lengths.of(cu_seqlens_q, cu_seqlens_k)
-    function = partial(_attend, lengths, _of_mask(custom_mask_type))
-    output, sums, seed = results(function, _flat(lengths, attention))
+    rows = _rows_of(cu_seqlens_q, cu_seqlens_k)
+    output, sums, seed = results(*_of_lengths(rows, custom_mask_type, attention))
     longest = max([one.shape[1] for one in sums], default=0)
-    if lengths.queries is not None:
+    if rows is not None:
         output, longest = output[None], max_seqlen_q or longest
     width = longest + -longest % 32
     padded = [nn.functional.pad(one, (0, width - one.shape[1]), value=math.inf) for one in sums]
@@ -385,14 +381,10 @@ def efficient_backward_of_lengths(
     """Gradients of query, key and value."""
     if bias is not None or window_size is not None:
         raise NotImplementedError("a bias, or a window")
-    lengths = _Lengths.of(cu_seqlens_q, cu_seqlens_k)
-    function = partial(_attend, lengths, _of_mask(custom_mask_type))
-    gradient = grad_out_ if lengths.queries is None else grad_out_[0]
-    found = gradients(function, gradient, _flat(lengths, attention), philox_seed)[:3]
-    if lengths.queries is not None:
+    rows = _rows_of(cu_seqlens_q, cu_seqlens_k)
+    function, flat = _of_lengths(rows, custom_mask_type, attention)
+    gradient = grad_out_ if rows is None else grad_out_[0]
+    found = gradients(function, gradient, flat, philox_seed)[:3]
+    if rows is not None:
         found = [None if one is None else one[None] for one in found]
     return [*found, None]
-
-
-def _of_mask(kind: int) -> _Window:
-    return _Window(None, 0 if kind else None, from_the_end=kind != _TOP_LEFT)

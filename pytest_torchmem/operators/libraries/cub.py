@@ -7,6 +7,8 @@ calls have them. Published recordings of GPUs have 72,191 and 138,751 bytes for 
 pairs of 8 and 8 bytes sorted by 14 bits.
 """
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -29,9 +31,6 @@ _MERGE_TILE = 256 * 8
 _THRUST_TILE = 64 * 5
 
 # Elements of a tile, as tuned for sm100, sm90 and sm80, and for others; by the size of an element.
-_SUM_TILES = (4576, 2688, 3168, 896)
-_COUNT_TILES = (3072, 3072, 3840, 1920)
-_FLAGGED_TILES = (3520, 4224, 2304, 640)
 _DISTINCT_TILES = {
     1: (8448, 5632, 19840, 1280),
     2: (5632, 5632, 8064, 1280),
@@ -147,25 +146,28 @@ def _states(tiles: int, *sizes: int) -> int:
     return temporaries(*((tiles + _PADDING) * size for size in sizes))
 
 
-def running_count(gpu: Gpu, number: int) -> int:
-    """Return what the prefix sum of ``int`` into ``int64_t`` takes; tuning_scan.cuh."""
-    return temporaries(_states(_tiles(gpu, number, _COUNT_TILES), 8))
+def _look_back(tiles: tuple[int, ...], state: int, gpu: Gpu, number: int) -> int:
+    """Return what takes a state of so many bytes for each tile."""
+    return temporaries(_states(_tiles(gpu, number, tiles), state))
 
 
-def flagged(gpu: Gpu, number: int) -> int:
-    """Return what picking positions by flags takes; dispatch_select_if.cuh."""
-    return temporaries(_states(_tiles(gpu, number, _FLAGGED_TILES), 8))
+running_count = partial(_look_back, (3072, 3072, 3840, 1920), 8)
+"""Return what the prefix sum of ``int`` into ``int64_t`` takes; tuning_scan.cuh."""
+running_sum = partial(_look_back, (4576, 2688, 3168, 896), 16)
+"""Return what Thrust's prefix sum of ``int64_t`` takes; tuning_scan.cuh."""
+flagged = partial(_look_back, (3520, 4224, 2304, 640), 8)
+"""Return what picking positions by flags takes; dispatch_select_if.cuh."""
 
 
 def distinct(gpu: Gpu, number: int, size: int, primitive: bool = True) -> int:
     """Return what picking elements that differ from the last takes; dispatch_select_if.cuh."""
     tiles = _DISTINCT_TILES[size] if primitive else _DISTINCT_TILES[size][-1:] * 4
-    return temporaries(_states(_tiles(gpu, number, tiles), 8))
+    return _look_back(tiles, 8, gpu, number)
 
 
 def distinct_keys(gpu: Gpu, number: int, size: int) -> int:
     """Return what picking the positions of such keys takes; dispatch_unique_by_key.cuh."""
-    return temporaries(_states(_tiles(gpu, number, _DISTINCT_KEYS_TILES[size]), 16))
+    return _look_back(_DISTINCT_KEYS_TILES[size], 16, gpu, number)
 
 
 def run_lengths(number: int) -> int:
@@ -179,15 +181,10 @@ def merge_sort(number: int, pairs: bool = False) -> int:
     return temporaries(keys, keys if pairs else 0, starts)
 
 
-def running_sum(gpu: Gpu, number: int) -> int:
-    """Return what Thrust's prefix sum of ``int64_t`` takes; tuning_scan.cuh."""
-    return temporaries(_states(_tiles(gpu, number, _SUM_TILES), 16))
-
-
 def distinct_rows(gpu: Gpu, number: int, counted: bool) -> int:
     """What picking positions of rows that differ takes; Thrust's unique.h and unique_by_key.h."""
     sizes = _DISTINCT_KEYS_TILES[8] if counted else (_THRUST_TILE,) * 4
-    return temporaries(temporaries(_states(_tiles(gpu, number, sizes), 8)), _OFFSET)
+    return temporaries(_look_back(sizes, 8, gpu, number), _OFFSET)
 
 
 def scan_by_key(gpu: Gpu, number: int, size: int) -> int:

@@ -10,7 +10,7 @@ Packed sequences: the steps of padded ones, without their padding; native/Packed
 """
 
 from collections.abc import Callable, Sequence
-from itertools import groupby
+from itertools import accumulate, groupby
 from typing import Any, NamedTuple
 
 import torch
@@ -202,46 +202,37 @@ def _over_steps(
 
 def _over_rows(batch_sizes: Sequence[int]) -> Callable[..., tuple[Tensor, Hidden]]:
     """``PackedLayer`` and ``ReversedPackedLayer``: as many sequences as last to each step."""
-    offsets = [sum(batch_sizes[:step]) for step in range(len(batch_sizes))]
+    ends = list(accumulate(batch_sizes))
 
-    def forward(
-        cell: Cell, rows: Tensor, hidden: Hidden, weights: Weights, reverse: bool
+    def run(
+        cell: Cell, rows: Tensor, initial: Hidden, weights: Weights, reverse: bool
     ) -> tuple[Tensor, Hidden]:
-        if reverse:
-            return backward(cell, rows, hidden, weights)
         outputs, finished = [], []
-        last = batch_sizes[0]
-        for offset, size in zip(offsets, batch_sizes, strict=True):
-            if size < last:
+        steps = list(zip(ends, batch_sizes, strict=True))[:: -1 if reverse else 1]
+        last = steps[0][1]
+        hidden = _slice(initial, 0, last) if reverse else initial
+        for end, size in steps:
+            if size < last:  # forward: sequences end
                 finished.append(_slice(hidden, size, last))
                 hidden = _slice(hidden, 0, size)
+            elif size > last:  # in reverse: they begin
+                hidden = _joined(hidden, _slice(initial, last, size))
             last = size
-            hidden = cell(rows.narrow(0, offset, size), hidden, weights)
+            hidden = cell(rows.narrow(0, end - size, size), hidden, weights)
             outputs.append(hidden[0])
-        finished.append(hidden)
-        parts = zip(*reversed(finished), strict=True)
-        return torch.cat(outputs, 0), tuple(torch.cat(part, 0) for part in parts)
+        if reverse:
+            return torch.cat(outputs[::-1], 0), hidden
+        return torch.cat(outputs, 0), _joined(hidden, *reversed(finished))
 
-    def backward(
-        cell: Cell, rows: Tensor, initial: Hidden, weights: Weights
-    ) -> tuple[Tensor, Hidden]:
-        outputs = []
-        last = batch_sizes[-1]
-        hidden = _slice(initial, 0, last)
-        for offset, size in zip(reversed(offsets), reversed(batch_sizes), strict=True):
-            if size > last:
-                more = _slice(initial, last, size)
-                hidden = tuple(torch.cat(pair, 0) for pair in zip(hidden, more, strict=True))
-            last = size
-            hidden = cell(rows.narrow(0, offset, size), hidden, weights)
-            outputs.append(hidden[0])
-        return torch.cat(outputs[::-1], 0), hidden
-
-    return forward
+    return run
 
 
 def _slice(hidden: Hidden, start: int, end: int) -> Hidden:
     return tuple(part.narrow(0, start, end - start) for part in hidden)
+
+
+def _joined(*parts: Hidden) -> Hidden:
+    return tuple(torch.cat(part, 0) for part in zip(*parts, strict=True))
 
 
 _NATIVE_CELLS = {

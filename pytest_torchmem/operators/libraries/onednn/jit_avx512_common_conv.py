@@ -226,17 +226,16 @@ def backward_weights(problem: Problem) -> Primitive | None:
 
 
 def _is_taken(blocks: Blocks) -> bool:
-    problem = blocks.problem
-    if blocks.first and blocks.channels > 3 and not problem.channels_last:
-        return False
-    if problem.moves_gaps(axes=2) or (problem.dims == 3 and problem.dilation[0] != 1):
-        return False
-    if not weights_take_padding(problem) or problem.padding[2] > _LONGEST_PADDING:
-        return False
-    start = problem.padding[0]
-    if start > 0 and problem.kernel[0] >= problem.input[0] + start:
-        return False
-    return problem.kernel[2] <= 14 or _is_transposed(problem)
+    problem, start = blocks.problem, blocks.problem.padding[0]
+    return (
+        (not blocks.first or blocks.channels <= 3 or problem.channels_last)
+        and not problem.moves_gaps(axes=2)
+        and (problem.dims == 2 or problem.dilation[0] == 1)
+        and weights_take_padding(problem)
+        and problem.padding[2] <= _LONGEST_PADDING
+        and (start == 0 or problem.kernel[0] < problem.input[0] + start)
+        and (problem.kernel[2] <= 14 or _is_transposed(problem))
+    )
 
 
 def _is_transposed(problem: Problem) -> bool:
@@ -301,11 +300,9 @@ def _division(blocks: Blocks) -> Division:
 
 def forward_of_avx2(problem: Problem) -> Primitive | None:
     """Groups of fewer than 8 channels are taken as they are."""
-    padded = problem.padding[1] or problem.padding[2]
-    long = problem.kernel[2] > 7 and padded and problem.stride[1:] != (1, 1)
-    if problem.padding[2] > min(3, problem.output[2]) or long:
-        return None
-    if problem.bfloat16 or problem.misses_input:
+    long = problem.kernel[2] > 7 and any(problem.padding[1:]) and problem.stride[1:] != (1, 1)
+    padded = problem.padding[2] > min(3, problem.output[2])
+    if long or padded or problem.bfloat16 or problem.misses_input:
         return None
     blocks = blocks_of(problem, problem.group_channels < _SHORT_VECTOR, _SHORT_VECTOR)
     return blocks.primitive(blocks.padded_bias) if blocks is not None else None
@@ -345,9 +342,8 @@ def _is_within(problem: Problem) -> bool:
 def backward_data_of_avx2(problem: Problem) -> Primitive | None:
     """As the forward, without copies of a bias."""
     depth, height, width = problem.stride
-    if problem.bfloat16 or problem.misses_input or problem.moves_gaps():
-        return None
-    if depth != 1 or width != height:
+    moves = problem.moves_gaps() or depth != 1 or width != height
+    if problem.bfloat16 or problem.misses_input or moves:
         return None
     if problem.group_channels < _SHORT_VECTOR and problem.kernel[2] > 3 and width > 1:
         return None

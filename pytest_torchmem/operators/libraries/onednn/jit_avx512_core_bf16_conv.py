@@ -85,15 +85,15 @@ def _weights_fit(blocks: Blocks) -> bool:
     problem, first = blocks.problem, blocks.first
     if first and not problem.channels_last and problem.filters % VECTOR:
         return False  # a first layer is not padded: its filters have to fill blocks
-    if problem.moves_gaps() or not weights_take_padding(problem):
-        return False
-    if problem.dilation[0] != 1 and problem.padding[0]:
-        return False
     width = problem.output[2]
     reaches = problem.padding[2] >= _LONGEST_ROW or problem.extent[2] > width
-    if first and width > _LONGEST_ROW and reaches:
-        return False
-    return problem.kernel[2] <= (24 if first else 14)
+    return (
+        not problem.moves_gaps()
+        and weights_take_padding(problem)
+        and not (problem.dilation[0] != 1 and problem.padding[0])
+        and not (first and width > _LONGEST_ROW and reaches)
+        and problem.kernel[2] <= (24 if first else 14)
+    )
 
 
 class _Turned:
