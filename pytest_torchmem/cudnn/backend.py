@@ -143,7 +143,7 @@ class Backend:
         library = ctypes.CDLL(path)
         library.cudnnGetVersion.restype = ctypes.c_size_t
         library.cudnnGetErrorString.restype = ctypes.c_char_p
-        of = [ctypes.c_void_p, ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_void_p]
+        of: Any = [ctypes.c_void_p, ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_void_p]
         library.cudnnBackendSetAttribute.argtypes = of
         library.cudnnBackendGetAttribute.argtypes = [*of, ctypes.c_void_p]
         library.cudnnBackendFinalize.argtypes = of[:1]

@@ -80,7 +80,7 @@ def _graph_of(backend: Backend, question: Question) -> int:
     else:
         of_y = question["operands"][2]
         product, sum_, biased = (_tensor(backend, name, of_y, virtual=True) for name in "CAB")
-        alphas = {
+        alphas: Attributes = {
             Attribute.POINTWISE_ALPHA: (Type.FLOAT, [1.0]),
             Attribute.POINTWISE_ALPHA2: (Type.FLOAT, [question["alpha"]]),
         }
@@ -133,8 +133,8 @@ def _convolution(backend: Backend, question: Question, x: int, w: int, y: int) -
         },
     )
     number = Type.DOUBLE if double else Type.FLOAT
-    descriptors = ((Type.DESCRIPTOR, [one]) for one in (described, w, x, y))
-    values = (number, [1.0]), (number, [0.0]), *descriptors
+    values: list[tuple[Type, Sequence[Any]]] = [(number, [1.0]), (number, [0.0])]
+    values += [(Type.DESCRIPTOR, [one]) for one in (described, w, x, y)]
     return backend.make(kind, dict(enumerate(values, first)))
 
 
@@ -357,9 +357,7 @@ class Frontend:
 
 
 def main(path: str, frontend: str = "") -> None:
-    """Answer questions until the input ends. ``path`` is ``libcudnn.so.9``, and ``frontend`` the
-    folder that has cudnn-frontend, if any does.
-    """
+    """Answer questions until the input ends; ``frontend`` is cudnn-frontend's folder, or ""."""
     # cuDNN and what it loads may print; the answers have the pipe for themselves.
     pipe = os.fdopen(os.dup(1), "w", encoding="utf-8")
     nowhere = os.open(os.devnull, os.O_WRONLY)

@@ -89,9 +89,7 @@ def proxy(out: Tensor, geometry: Tensor) -> Tensor:
 
 
 class AttentionArguments(NamedTuple):
-    """Those of ``aten::scaled_dot_product_attention`` that its kernel depends on; ``sdp_params`` in
-    native/transformers/sdp_utils_cpp.h.
-    """
+    """What attention's kernel depends on; native/transformers/sdp_utils_cpp.h, ``sdp_params``."""
 
     query: Tensor
     key: Tensor
@@ -214,9 +212,7 @@ WHOLES = frozenset({"operands", "tensors", "arguments"})
 _EMPTY: Any = inspect.Parameter.empty
 
 _OTHER_NAMES = (("self", "input"), ("grad_output", "grad"))
-"""What schemas call an argument, and what functions may: ``_cdist_backward`` has ``grad_output``
-since torch 2.15.
-"""
+"""What schemas call an argument, and what functions may; ``_cdist_backward`` since torch 2.15."""
 _Getter = Callable[[Sequence[Any], Mapping[str, Any], Mapping[str, Any]], Any]
 """Returns what a parameter gets of a call's arguments, and of what a trace hands over besides."""
 

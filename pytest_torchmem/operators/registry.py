@@ -227,8 +227,7 @@ class OperatorRecord:
     meta: Functions = field(default_factory=dict)
     """Outputs on ``meta`` from arguments on ``meta``, where torch has none or has them wrong."""
     check: Functions = field(default_factory=dict)
-    """Raises what the kernel raises for arguments that ``meta`` takes; asked once for each geometry
-    and number, before anything is made."""
+    """Raises what kernels do of arguments that ``meta`` takes; once for a geometry and numbers."""
     check_values: Functions = field(default_factory=dict)
     """Raises what the kernel raises for positions of tensors that are known; asked at each call
     whose values are not all known, and so not computed; for every overload."""
@@ -254,8 +253,7 @@ class OperatorRecord:
     outputs than that of a device; they are taken by position, and ``None``, which counts as zero,
     where nobody reads them."""
     unread: Functions = field(default_factory=dict)
-    """The tensors whose values a call does not read, so that they need not be known; for every
-    overload."""
+    """The tensors whose values a call does not read, and need not be known; for every overload."""
     flops: Functions = field(default_factory=dict)
     """Floating-point operations of a call, where ``torch.utils.flop_counter`` has no formula."""
     entry_flops: Functions = field(default_factory=dict)

@@ -73,11 +73,9 @@ class OnDevice:
     @cached_property
     def python_kernel(self) -> Any:
         """The key of its kernel, where that is a function in Python that nobody described."""
-        return (
-            None
-            if self.taught is not None
-            else keys.undescribed_in_python(self._overload, self._device)
-        )
+        if self.taught is not None:
+            return None
+        return keys.undescribed_in_python(self._overload, self._device)
 
     order, host_outputs = _positions("order"), _positions("host_outputs")
 
@@ -282,12 +280,8 @@ class OperatorSpec:
         """Return the positions of Python numbers that C++ wrapped in tensors of no dimension. A
         fallback gets the number where C++ made such a tensor of one.
         """
-        found = [
-            position
-            for position in self.tensors
-            if position < len(args) and isinstance(args[position], (bool, int, float, complex))
-        ]
-        return tuple(found)
+        given = (position for position in self.tensors if position < len(args))
+        return tuple(one for one in given if isinstance(args[one], (bool, int, float, complex)))
 
     def with_numbers_as_tensors(self, args: tuple[Any, ...], device: str) -> tuple[Any, ...]:
         """Return arguments that can be handed to the operator from Python.
@@ -302,11 +296,9 @@ class OperatorSpec:
         first = next((item for item in args if isinstance(item, torch.Tensor)), None)
         converted = list(args)
         for position in positions:
-            dtype = _dtype_beside(first, args[position])
-            exact = (
-                torch.float64 if dtype is not None and isinstance(args[position], float) else None
-            )
-            made = torch.full((), args[position], dtype=exact, device=device)
+            number, dtype = args[position], _dtype_beside(first, args[position])
+            exact = torch.float64 if dtype is not None and isinstance(number, float) else None
+            made = torch.full((), number, dtype=exact, device=device)
             # Not of that type from the beginning, which refuses what wraps around: ``int8 + 300``.
             converted[position] = made if dtype is None else made.to(dtype)
         return tuple(converted)

@@ -147,6 +147,7 @@ def _measured(target: Target, key: WorkspaceKey) -> WorkspaceSize | None:
 
 
 _NO_GEOMETRY = ("device", "pin_memory", "generator")
+_LEFT_OUT = (torch.Generator, torch.device)
 
 
 def key_of(spec: OperatorSpec, args: Sequence[Any], kwargs: Mapping[str, Any]) -> WorkspaceKey:
@@ -164,17 +165,11 @@ def key_of(spec: OperatorSpec, args: Sequence[Any], kwargs: Mapping[str, Any]) -
 
 
 def geometry_text(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    parts = [_text(value) for value in args if not _is_left_out(value)]
-    parts += [
-        f"{name}={_text(value)}"
-        for name, value in sorted(kwargs.items())
-        if not _is_left_out(value) and name not in _NO_GEOMETRY
-    ]
-    return ", ".join(parts)
-
-
-def _is_left_out(value: Any) -> bool:
-    return isinstance(value, (torch.Generator, torch.device))
+    named = {name: value for name, value in sorted(kwargs.items()) if name not in _NO_GEOMETRY}
+    given = [("", value) for value in args] + [(f"{name}=", value) for name, value in named.items()]
+    return ", ".join(
+        prefix + _text(value) for prefix, value in given if not isinstance(value, _LEFT_OUT)
+    )
 
 
 def _text(value: Any) -> str:

@@ -312,10 +312,6 @@ def _split(query: Tensor, key: Tensor) -> tuple[int, int]:
     return min(block, rows), min(_KEYS, key.shape[-2])
 
 
-def _is_reduced(tensor: Tensor) -> bool:
-    return tensor.dtype in HALVES
-
-
 @_forward.meta("cpu")
 def outputs_with_sums(query: Tensor, arguments: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
     """Sums of exponentials in double where the query is, which ``meta`` does not know before torch
@@ -336,7 +332,7 @@ def flash_attention(machine: Host, query: Tensor, key: Tensor) -> int | Workspac
     rows, columns = _split(query, key)
     accumulated = accumulation_type(query.dtype).itemsize
     block = (rows * columns + 2 * rows + rows * query.shape[-1]) * accumulated
-    if _is_reduced(query):
+    if query.dtype in HALVES:
         block += rows * columns * query.element_size()
     taken = machine.threads * block
     packs = has_onednn_products(machine, query.dtype)
@@ -355,7 +351,7 @@ def flash_attention_backward(
     rows, columns = _split(query, key)
     accumulated = accumulation_type(query.dtype).itemsize
     blocks = 2 * rows * columns * accumulated
-    if _is_reduced(query):
+    if query.dtype in HALVES:
         blocks += 2 * rows * columns * query.element_size()
     copied = contiguous_copy(grad_out.transpose(1, 2))
     taken = copied + machine.threads * blocks + rows * accumulated

@@ -113,9 +113,7 @@ class _WeightedSum(torch.autograd.Function):
 def results(
     function: Callable[[FusedAttention], tuple[Tensor, Any]], by: FusedAttention
 ) -> tuple[Tensor, Any, Tensor]:
-    """Return output, sums, and the number that stands for the random state. ``function`` takes the
-    attention, as ``attend`` does.
-    """
+    """Return output and sums of ``function``, and the number that stands for the random state."""
     number = forward_draws().keep() if by.dropout_p else 0
     output, sums = run_plainly(function, by._replace(generator=current_generator()))
     return output, sums, torch.tensor(number, dtype=torch.int64)

@@ -242,9 +242,7 @@ def backward_workspace_on_cpu(
 
 
 def _by_aten(machine: Host, dtype: torch.dtype, nbytes: int) -> int | Workspace:
-    """Return a workspace of ATen's kernels, which in bfloat16 were not compared where oneDNN does
-    not compute in it: there it is an estimate.
-    """
+    """Return ATen's own workspace; in bfloat16 compared where oneDNN computes in it, too."""
     if dtype == torch.bfloat16 and machine.onednn and not machine.computes_in_bfloat16:
         return by_onednn(machine, dtype, nbytes)
     return nbytes

@@ -85,9 +85,7 @@ def _nested(primitive: Primitive, *further: int) -> Primitive:
 
 
 def transposed_forward_primitive(problem: Problem) -> Primitive:
-    """Return what a transposed convolution takes: without brgemm a bias is added to a result in
-    float, which is kept beside the result.
-    """
+    """Return what a transposed one takes; without brgemm a bias is added to a result in float."""
     found = next(filter(None, (kernel(problem) for kernel in _DECONVOLUTION)), None)
     if found is not None or not problem.bias:
         return _nested(found or backward_data_primitive(problem))

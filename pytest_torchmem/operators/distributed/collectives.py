@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.operators.checks import dtype_in_cpp
-from pytest_torchmem.operators.registry import DEVICES, OperatorKind, operator
+from pytest_torchmem.operators.registry import DEVICES, OperatorKind, Operators, operator
 from pytest_torchmem.operators.workspace import suggested_format
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
@@ -59,13 +59,14 @@ def describe() -> None:
     """Make a record of every collective that this torch has."""
     register_meta_kernels()
     there = frozenset(all_operators())
-    if _MOVES_SHARD in there:
-        operator(_MOVES_SHARD, source="c10d/Functional.cpp").decomposition()(_moved_shard)
-    wraps = "_c10d_functional::_wrap_tensor_autograd"
-    if wraps in there:  # makes a tensor subclass that waits at its first use
-        operator(wraps, kind=OperatorKind.NATIVE)
-    if _WAITS in there:
-        operator(_WAITS, kind=OperatorKind.NATIVE, waits=True)
+
+    def present(*names: str, **aspects: Any) -> Operators:
+        return operator(*there.intersection(names), **aspects)
+
+    present(_MOVES_SHARD, source="c10d/Functional.cpp").decomposition()(_moved_shard)
+    # It makes a tensor subclass that waits at its first use.
+    present("_c10d_functional::_wrap_tensor_autograd", kind=OperatorKind.NATIVE)
+    present(_WAITS, kind=OperatorKind.NATIVE, waits=True)
     names = [name for name in there if name.partition("::")[0] in NAMESPACES]
     alone = (_FLATTENS, _WAITS)
     operator(*(name for name in names if name not in alone), takes_nothing=frozenset(DEVICES))
@@ -76,14 +77,12 @@ def describe() -> None:
         if name.endswith("_tensor_out"):
             operator(name).meta()(_written)
     describe_checks(names)
-    for name in there.intersection(_WITHOUT_META):
-        operator(name).meta()(_nothing)
-    if _LISTS in there:
-        operator(_LISTS).meta()(_lists)
-    if _FLATTENS in there:
-        operator(_FLATTENS, takes_nothing=frozenset({"cpu"}))
-        scattered = operator(_FLATTENS, source="ProcessGroupNCCL.cpp, reduce_scatter")
-        scattered.workspace("cuda")(_flattened)
+    present(*_WITHOUT_META).meta()(_nothing)
+    present(_LISTS).meta()(_lists)
+    flattens = present(
+        _FLATTENS, takes_nothing=frozenset({"cpu"}), source="ProcessGroupNCCL.cpp, reduce_scatter"
+    )
+    flattens.workspace("cuda")(_flattened)
 
 
 def _moved_shard(input: Tensor, gather_dim: int, shard_dim: int, group_name: str) -> Tensor:

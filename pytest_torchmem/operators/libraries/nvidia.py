@@ -112,31 +112,24 @@ class Cudnn:
 
     def ask(self, question: questions.Question) -> int | None:
         """Return the bytes of workspace that cuDNN tells; ``None`` where there is no answer."""
-        if self._silent or self._target.gpu is None:
+        target, gpu = self._target, self._target.gpu
+        if self._silent or gpu is None:
             return None
         key = WorkspaceKey(question.operator, question.geometry)
-        found = self._asked(question, key)
-        self.answers.append(found)
-        return found.nbytes
-
-    def _asked(self, question: questions.Question, key: WorkspaceKey) -> LibraryAnswer:
-        target, gpu = self._target, self._target.gpu
-        assert gpu is not None
-        failed = None
+        found, stored, fails = LibraryAnswer(key, None, why=target.why_no_cudnn), None, True
         if target.cudnn is not None:
             answer = target.cudnn.ask(gpu.capability, gpu.multiprocessors, question)
             version = questions.version_text(target.cudnn.version)
             engine = answer.plans[0].engine if answer.plans else -1
             found = LibraryAnswer(key, answer.workspace, version, why=answer.why, engine=engine)
-            if not answer.is_failure:
-                return found
-            failed = found  # what is stored is better than nothing
-        if target.calibration is not None:
+            fails = answer.is_failure
+        # What is stored is better than nothing.
+        if fails and target.calibration is not None:
             stored = target.calibration.find(key, gpu.name, TORCH_SERIES)
-            if stored is not None:
-                figure, setup = stored
-                return LibraryAnswer(key, figure.workspace, setup.cudnn, stored=True)
-        return failed or LibraryAnswer(key, None, why=target.why_no_cudnn)
+        if stored is not None:
+            found = LibraryAnswer(key, stored[0].workspace, stored[1].cudnn, stored=True)
+        self.answers.append(found)
+        return found.nbytes
 
 
 def operand(tensor: Tensor, memory_format: torch.memory_format) -> questions.Operand:

@@ -26,9 +26,7 @@ _LONGEST_BLOCK = 256
 
 
 def _blocks(problem: Problem) -> Blocks | None:
-    """Of one group, without padding; strides only where they divide the image (``rtus_prepare``);
-    else ``None``.
-    """
+    """Of one group, without padding; of strides that divide the image (``rtus_prepare``)."""
     if problem.grouped or problem.taps != 1 or any(problem.padding):
         return None
     pairs = zip(problem.output, problem.stride, strict=True)
@@ -91,16 +89,19 @@ def forward(problem: Problem) -> Primitive | None:
 def backward_data(problem: Problem) -> Primitive | None:
     """As the forward; strides are left to the strided kernels."""
     blocks = None if problem.strided else _blocks(problem)
-    if blocks is None or not problem.bfloat16:
-        return blocks and blocks.primitive()
-    return blocks.primitive(_Product(problem, blocks.channels, blocks.filters).buffer_bytes())
+    if blocks is None:
+        return None
+    product = _Product(problem, blocks.channels, blocks.filters)
+    return blocks.primitive(product.buffer_bytes() if problem.bfloat16 else 0)
 
 
 def backward_weights(problem: Problem) -> Primitive | None:
     """Threads that share the pixels have a copy of the weight's gradient each."""
     blocks = _blocks(problem)
-    if blocks is None or problem.bfloat16:
-        return blocks and _weights_of_bfloat16(blocks)
+    if blocks is None:
+        return None
+    if problem.bfloat16:
+        return _weights_of_bfloat16(blocks)
     on_pixels, threads = _threads_on_pixels(problem, _pixel_block(problem, 7, 16, False), 12)
     padded = problem.bias and problem.filters % VECTOR
     entries: list[Entry] = [blocks.padded_filters * FLOAT if padded else 0]
@@ -113,9 +114,7 @@ def backward_weights(problem: Problem) -> Primitive | None:
 
 
 def _weights_of_bfloat16(blocks: Blocks) -> Primitive:
-    """Sums of weight and bias in float for every thread on pixels, and both operands turned, where
-    two pixels do not lie together anyway.
-    """
+    """Sums in float for every thread on pixels; operands turned, where two pixels lie apart."""
     problem, channels, filters = blocks.problem, blocks.channels, blocks.filters
     few = problem.dims == 2 or filters <= 64
     apart = not problem.channels_last and min(problem.output[1:]) > 14 and few

@@ -222,9 +222,7 @@ def bias_reduction(threads: int, blocks: int, images: int) -> tuple[Entry, ...]:
 
 
 def reduction(threads: int, job_size: int, jobs: int, images: int, room: int) -> tuple[Entry, ...]:
-    """Buffers in which threads sum ``jobs`` of ``job_size`` floats over images, of at most
-    ``room`` floats; ``reduce_balancer_t::balance``.
-    """
+    """Buffers in which threads sum jobs over images, in floats; ``reduce_balancer_t::balance``."""
     smallest = max(1, jobs // threads)
     largest = max(1, room // (threads * job_size))
     groups = min(jobs // smallest, threads)
