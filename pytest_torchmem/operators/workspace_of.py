@@ -59,7 +59,6 @@ from pytest_torchmem.torch_private.names import TORCH_SERIES
 from pytest_torchmem.torch_private.settings import library_settings
 
 if TYPE_CHECKING:
-    from pytest_torchmem.operators.libraries.nvidia import Cudnn
     from pytest_torchmem.targets.gpus import WorkspaceKey, WorkspaceSize
 
 
@@ -72,42 +71,29 @@ def workspace_of(
     kwargs: Mapping[str, Any],
 ) -> Workspace | None:
     """Return what a kernel takes beyond its outputs; None where that is nothing."""
-    if device != "cuda":
-        found = _computed(target, device, None, spec, outputs, args, kwargs)
-        return None if found.is_nothing else found
-    from pytest_torchmem.operators.libraries.nvidia import Cudnn
+    figure = cudnn = None
+    if device == "cuda":
+        from pytest_torchmem.operators.libraries.nvidia import Cudnn
 
-    figure = None
-    if target.calibration is not None:  # what was measured comes before what a library tells
-        figure = _measured(target, key_of(spec, args, kwargs))
-    cudnn = Cudnn(target, silent=figure is not None)
-    found = _computed(target, device, cudnn, spec, outputs, args, kwargs)
-    if found.confidence is not Confidence.EXACT or cudnn.answers:
+        if target.calibration is not None:  # what was measured comes before what a library tells
+            figure = _measured(target, key_of(spec, args, kwargs))
+        cudnn = Cudnn(target, silent=figure is not None)
+    function = spec.on(device).workspace
+    if function is None:  # the kernel is known to take nothing, or not
+        nothing = takes_nothing(spec.overload, device)
+        if nothing and device == "cpu" and is_iterated(spec.overload):
+            nothing = len({tensor.dtype for tensor in argument_tensors(args)}) <= 1
+        made: Any = 0 if nothing else unknown()
+    else:
+        made = function(args, kwargs, machine=target.machine(device), outputs=outputs, cudnn=cudnn)
+    found = as_workspace(made, spec.name)
+    if cudnn is not None and (found.confidence is not Confidence.EXACT or cudnn.answers):
         key = key_of(spec, args, kwargs)
         if figure is not None:
             requests = (figure.workspace,) if figure.workspace > 0 else ()
             found = Workspace(requests, Confidence.CALIBRATED, found.kept, calibrated=(spec.name,))
         found = replace(found, questions=(key,), answers=tuple(dict.fromkeys(cudnn.answers)))
     return None if found.is_nothing else found
-
-
-def _computed(
-    target: Target,
-    device: str,
-    cudnn: Cudnn | None,
-    spec: OperatorSpec,
-    outputs: Any,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-) -> Workspace:
-    function = spec.on(device).workspace
-    if function is None:  # the kernel is known to take nothing, or not
-        nothing = takes_nothing(spec.overload, device)
-        if nothing and device == "cpu" and is_iterated(spec.overload):
-            nothing = len({tensor.dtype for tensor in argument_tensors(args)}) <= 1
-        return as_workspace(0 if nothing else unknown(), spec.name)
-    made = function(args, kwargs, machine=target.machine(device), outputs=outputs, cudnn=cudnn)
-    return as_workspace(made, spec.name)
 
 
 def library_output(

@@ -5,8 +5,7 @@ ATen's own kernels do; on a GPU cuDNN (native/cudnn/ConvShared.cpp, Conv_v8.cpp)
 workspace without limit that it alone knows, or ATen's kernels (DepthwiseConv2d.cu,
 ConvolutionMM2d.cu, NaiveConvolutionTranspose2d.cu, NaiveDilatedConvolution.cu).
 
-At the end convolutions of one library, where they are called by themselves: cuDNN's
-(native/cudnn/ConvShared.cpp) and ATen's own.
+At the end convolutions of one library, where they are called by themselves.
 """
 
 from collections.abc import Sequence
@@ -35,7 +34,6 @@ from pytest_torchmem.operators.workspace import (
     laid_out,
     like,
     passing,
-    unknown,
 )
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import REFERENCE, Host
@@ -330,43 +328,6 @@ operator(*aten("cudnn_convolution cudnn_convolution_relu cudnn_convolution_add_r
 def transposed_convolution(input: Tensor, weight: Tensor, settings: ConvolutionSettings) -> Tensor:
     """As of ``aten::convolution``."""
     return convolution_on_cuda(input, weight, settings._replace(transposed=True))
-
-
-@operator("aten::cudnn_convolution").workspace("cuda")
-def workspace(
-    outputs: Tensor, input: Tensor, weight: Tensor, settings: ConvolutionSettings, cudnn: Cudnn
-) -> Workspace:
-    """Copies into one format, and cuDNN's workspace."""
-    return on_cudnn.as_told(cudnn, *on_cudnn.forward(cudnn, input, weight, outputs, settings))
-
-
-@operator("aten::cudnn_convolution_transpose").workspace("cuda")
-def workspace_of_transposed(
-    outputs: Tensor, input: Tensor, weight: Tensor, settings: ConvolutionSettings, cudnn: Cudnn
-) -> Workspace:
-    """As of ``cudnn_convolution``."""
-    return workspace(outputs, input, weight, settings._replace(transposed=True), cudnn)
-
-
-@operator("aten::cudnn_convolution_relu", "aten::cudnn_convolution_add_relu").workspace("cuda")
-def workspace_of_fused(
-    outputs: Tensor,
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    settings: ConvolutionSettings,
-    cudnn: Cudnn,
-    z: Tensor | None = None,
-    alpha: float | None = None,
-) -> Workspace:
-    """Copies into one format, a bias of zeros where there is none, and cuDNN's workspace."""
-    if input.dim() == 3:
-        return unknown()
-    factor = 0.0 if z is None else 1.0 if alpha is None else float(alpha)
-    operands = input, weight, outputs
-    return on_cudnn.as_told(
-        cudnn, *on_cudnn.forward_with_relu(cudnn, operands, z, bias, factor, settings)
-    )
 
 
 operator("aten::slow_conv3d_forward", not_on=frozenset({"cuda"}))

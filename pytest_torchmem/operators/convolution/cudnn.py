@@ -16,6 +16,7 @@ from pytest_torchmem.cudnn.questions import ConvolutionQuestion, Operand
 from pytest_torchmem.operators.calls import ConvolutionSettings
 from pytest_torchmem.operators.convolution.choice import cuda_format, settings_of_images
 from pytest_torchmem.operators.libraries.nvidia import Cudnn, operand, prefers_mode_b
+from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.operators.workspace import (
     Made,
     Request,
@@ -119,29 +120,51 @@ def backward(
     return *passing(copied, dense, *steps), Made(2), *passing(*bias)
 
 
-def forward_with_relu(
-    cudnn: Cudnn,
-    operands: tuple[Tensor, Tensor, Tensor],
-    added: Tensor | None,
+@operator("aten::cudnn_convolution").workspace("cuda")
+def workspace(
+    outputs: Tensor, input: Tensor, weight: Tensor, settings: ConvolutionSettings, cudnn: Cudnn
+) -> Workspace:
+    """Copies into one format, and cuDNN's workspace."""
+    return as_told(cudnn, *forward(cudnn, input, weight, outputs, settings))
+
+
+@operator("aten::cudnn_convolution_transpose").workspace("cuda")
+def workspace_of_transposed(
+    outputs: Tensor, input: Tensor, weight: Tensor, settings: ConvolutionSettings, cudnn: Cudnn
+) -> Workspace:
+    """As of ``cudnn_convolution``."""
+    return workspace(outputs, input, weight, settings._replace(transposed=True), cudnn)
+
+
+@operator("aten::cudnn_convolution_relu", "aten::cudnn_convolution_add_relu").workspace("cuda")
+def workspace_of_fused(
+    outputs: Tensor,
+    input: Tensor,
+    weight: Tensor,
     bias: Tensor | None,
-    alpha: float,
     settings: ConvolutionSettings,
-) -> tuple[Request, ...]:
-    """``cudnn_convolution_relu``, ``cudnn_convolution_add_relu``, of an input, weight and output.
-    Nothing ``added`` is the output times 0, and no ``bias`` is one of zeros.
+    cudnn: Cudnn,
+    z: Tensor | None = None,
+    alpha: float | None = None,
+) -> Workspace:
+    """Copies into one format, and cuDNN's workspace. Nothing added is the output times 0, and no
+    bias is one of zeros.
     """
-    input, weight, output = operands
-    wanted = cuda_format(input, weight)
-    zeros = 0
+    if input.dim() == 3:
+        return unknown()
+    wanted, zeros, factor = cuda_format(input, weight), 0, 0.0
     if bias is None:
-        bias = like(output, (output.shape[1],))
+        bias = like(outputs, (outputs.shape[1],))
         zeros = dense_bytes(bias)
-    copied = 0 if added is None else contiguous_copy(added, wanted)
-    term = output if added is None else _contiguous(added, wanted)
+    copied, term = 0, outputs
+    if z is not None:
+        factor = 1.0 if alpha is None else float(alpha)
+        copied, term = contiguous_copy(z, wanted), _contiguous(z, wanted)
     bias = bias.view(1, -1, *(1 for _ in range(input.dim() - 2)))
-    described = operand(term, wanted), operand(bias, wanted)
-    held, workspace = _run(cudnn, "forward", operands, "xw", wanted, settings, described, alpha)
-    return passing(*held, copied, Made(0), zeros, workspace)
+    given = (input, weight, outputs), "xw", wanted, settings
+    added = operand(term, wanted), operand(bias, wanted)
+    held, found = _run(cudnn, "forward", *given, added, factor)
+    return as_told(cudnn, *passing(*held, copied, Made(0), zeros, found))
 
 
 def _run(
