@@ -21,6 +21,7 @@ from torch import Tensor
 from pytest_torchmem.errors import UnsupportedOperatorError
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.operators.workspace import on_meta
+from pytest_torchmem.step.imports import is_imported, told_of_imports
 from pytest_torchmem.torch_private.flex_attention import MASKS
 from pytest_torchmem.torch_private.patches import Replacements, call_jitted, replaced_all
 
@@ -83,8 +84,8 @@ def raw_kernels(trace: TraceContext) -> Replacements:
 def _jitted(trace: TraceContext, function: Any, *tensors: Tensor, **_: Any) -> Any:
     """Make the outputs of ``torch.cuda.jiterator``'s pointwise kernels (cuda/jiterator.py)."""
     with trace.working():
-        geometry = reduce(torch.add, map(on_meta, tensors)) if len(tensors) > 1 else None
-        geometry = on_meta(tensors[0]).clone() if geometry is None else geometry
+        many = len(tensors) > 1
+        geometry = reduce(torch.add, map(on_meta, tensors)) if many else on_meta(tensors[0]).clone()
     outputs = tuple(
         torch.empty_strided(
             geometry.shape, geometry.stride(), dtype=geometry.dtype, device=tensors[0].device
@@ -186,20 +187,12 @@ def launching_libraries(trace: TraceContext, libraries: Libraries) -> Iterator[N
                 return
             following = True
             try:
-                while names := [name for name in waiting if _is_imported(name)]:
+                while names := [name for name in waiting if is_imported(name)]:
                     for name in names:
                         entered.enter_context(waiting.pop(name)(trace, sys.modules[name]))
             finally:
                 following = False
 
         follow()
-        with trace.after_imports(follow):
+        with told_of_imports(follow):
             yield
-
-
-def _is_imported(name: str) -> bool:
-    """Return whether a module is there, and not only begun."""
-    module = sys.modules.get(name)
-    return module is not None and not getattr(
-        getattr(module, "__spec__", None), "_initializing", False
-    )

@@ -99,13 +99,6 @@ class DeviceMemory:
         self.follow().empty_cache(pool)
         self._settle()
 
-    def retain_pool(self, pool: PoolId) -> None:
-        """Count one more graph, or ``MemPool``, that uses a private pool."""
-        self.follow().private.retain(pool)
-
-    def release_pool(self, pool: PoolId) -> None:
-        self.follow().private.release(pool)
-
     def release_workspaces(self, stream: int) -> None:
         """Free the buffers that libraries keep for a stream."""
         kept = self._ledger.kept

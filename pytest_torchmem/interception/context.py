@@ -269,16 +269,6 @@ class TraceContext:
         """Return a device as the trace writes it; raise for a GPU that is not there."""
         return self.target.normalise(named)
 
-    @contextmanager
-    def after_imports(self, function: Callable[[str], None]) -> Iterator[None]:
-        """Call a function with the name of each module that the program has imported."""
-        functions = self._interceptor.after_import
-        functions.append(function)
-        try:
-            yield
-        finally:
-            functions.remove(function)
-
     def user_line(self) -> str:
         """Return the line of the traced program that is running, as errors begin."""
         return self._parts.attribution.user_line() or "the traced program"

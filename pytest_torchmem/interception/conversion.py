@@ -446,13 +446,15 @@ class Conversion:
         frame: FrameType,
         memory: Tensor | None = None,
         hollow: bool = False,
+        taken: int | None = None,
     ) -> StorageRecord:
         """Book a tensor that was made just now on ``device`` without an operator. It is real, made
-        by C++, or ``hollow``, with ``memory`` to show to whoever reads it.
+        by C++, or ``hollow``, with ``memory`` to show to whoever reads it. ``taken``: the bytes of
+        it that the allocator gave, if not all.
         """
         origin = self._attribution.origin(self._phases.find(), "", frame)
         storage = tensor.untyped_storage()
-        nbytes, shape = storage.nbytes(), tuple(tensor.shape)
+        nbytes, shape = storage.nbytes() if taken is None else taken, tuple(tensor.shape)
         entry = Allocation(nbytes, Kind.OTHER, origin, shape, dtype_name(tensor.dtype))
         on, hollow = self._ledger.on(device), hollow or not self.mapped.is_known(storage)
         index, *_ = self._expected.pop(private.storage_address(tensor), (0,))
@@ -462,15 +464,6 @@ class Conversion:
         if not hollow and self._values.worth_knowing(tensor.dtype, tensor.numel()):
             self._remember(record, tensor)
         return record
-
-    def meet_zeros(self, tensor: Tensor, device: DeviceLedger, frame: FrameType) -> None:
-        """Book a tensor that is all zero and whose storage has no memory: it takes nothing."""
-        origin = self._attribution.origin(self._phases.find(), "", frame)
-        storage, shape = tensor.untyped_storage(), tuple(tensor.shape)
-        entry = Allocation(0, Kind.OTHER, origin, shape, dtype_name(tensor.dtype))
-        record = self._ledger.book(storage, entry, device)
-        if self._values.worth_knowing(tensor.dtype, tensor.numel()):
-            self._contents.show(record, storage.nbytes())
 
     def _remember(self, record: StorageRecord, tensor: Tensor) -> None:
         """Keep the values of a real tensor; of a large one in a mapped file nothing is read."""
@@ -575,28 +568,12 @@ class _Mapped(NamedTuple):
     unknown: Sequence[Region]
 
 
-class WrittenFiles:
-    """The files that traces of this process wrote, and the regions of which nothing is known."""
-
-    def __init__(self) -> None:
-        self._regions: dict[_Identity, tuple[Region, ...]] = {}
-
-    def note(self, path: str | os.PathLike[str], regions: Sequence[Region]) -> None:
-        """Remember the regions of a file that was just written."""
-        found = _identity(path)
-        if found is not None:
-            self._regions[found] = tuple(regions)
-
-    def unknown(self, path: str | os.PathLike[str]) -> tuple[Region, ...]:
-        """Return the regions of a file, while it is as it was written."""
-        found = _identity(path)
-        return () if found is None else self._regions.get(found, ())
+WRITTEN: dict[_Identity | None, tuple[Region, ...]] = {}
+"""The regions of which nothing is known, of files that traces of this process wrote and that are as
+they were written."""
 
 
-WRITTEN = WrittenFiles()
-
-
-def _identity(path: str | os.PathLike[str]) -> _Identity | None:
+def identity_of(path: str | os.PathLike[str]) -> _Identity | None:
     try:
         found = os.stat(path)
     except OSError:

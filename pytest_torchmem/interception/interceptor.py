@@ -139,8 +139,7 @@ class Interceptor:
         self.inside = 0
         """The thread on which the profiler itself is at work, and tensors answer as torch made
         them; 0 for none."""
-        self.after_import: list[Callable[[str], None]] = [seed_what_is_imported]
-        """What is called with the name of each module that the program imports."""
+
         self._importing: set[int] = set()
         """Threads that are importing a module."""
         self._specs: dict[int, OperatorSpec] = {}
@@ -322,7 +321,7 @@ class Interceptor:
         threads = self.threads
         with (
             interception(self) as self._let_pass,
-            imports_within(self._importing_a_module, self._imported),
+            imports_within(self._importing_a_module, seed_what_is_imported),
         ):
             threads.begin()
             try:
@@ -371,10 +370,6 @@ class Interceptor:
         finally:
             if not was_importing:
                 self._importing.discard(thread)
-
-    def _imported(self, module: str) -> None:
-        for function in self.after_import:
-            function(module)
 
     def _is_of_the_host(self, args: Args, kwargs: Kwargs) -> bool:
         """Whether an operator works on real tensors alone, and makes more of them on the host."""

@@ -92,7 +92,7 @@ class Kernels:
         self._parts = parts
         self._phases, self._placement = parts.phases, parts.placement
         self._attribution, self._values = parts.attribution, parts.values
-        self._target = parts.target
+        self._conversion, self._target = parts.conversion, parts.target
         self._on_gpu = parts.target.gpu is not None
         self._ledger = parts.ledger
         self._known = parts.values.contents.by_address
@@ -116,12 +116,12 @@ class Kernels:
         if kwargs:
             layout = kwargs.get("layout")
             if layout in COMPRESSED:
-                self._parts.phases.find()
+                self._phases.find()
                 return self._layouts.run_compressed(spec, args, kwargs)
             if layout is torch.sparse_coo and not (
                 args and isinstance(args[0], Tensor) and args[0].layout is torch.strided
             ):
-                self._parts.phases.find()
+                self._phases.find()
                 return self._layouts.run_sparse(spec, args, kwargs)
         tensors: list[Tensor] = []
         try:
@@ -134,7 +134,7 @@ class Kernels:
             run = self._layouts.find(spec, args, kwargs)
             if run is None:
                 raise
-            self._parts.phases.find()
+            self._phases.find()
             return self._run_layout(run, spec, args, kwargs)
         records = self._records(tensors)
         if records is None:
@@ -336,10 +336,11 @@ class Kernels:
         if (spec.mutated or spec.mutated_names) and call.may_overlap() and keeps_apart(spec):
             check_apart(spec, call.args, call.kwargs, call.tensors, call.records)
         if spec.masks:
-            plain = without_masks(call, self._parts.values)
+            plain = without_masks(call, self._values)
             if plain is None:
-                nothing_made, values = Plan((), Same(0)), self._parts.values
-                values.note(call, nothing_made, call.args, values.compute(call, nothing_made))
+                nothing_made = Plan((), Same(0))
+                computed = self._values.compute(call, nothing_made)
+                self._values.note(call, nothing_made, call.args, computed)
                 return call.args[0]
             planned = (plain, call.kwargs)
             key = (key, geometry_of(plain, []))
@@ -352,7 +353,7 @@ class Kernels:
         key = (spec.cpu, device.device, key)  # as the overload does, and is the same for a spec
         captured = False
         if device.routes:
-            captured = self._parts.values.is_captured(call)
+            captured = self._values.is_captured(call)
             if captured and spec.on(device.device.type).host_outputs:
                 key = (*key, "captured")
         plan = self._plans.remembered(key)
@@ -374,7 +375,7 @@ class Kernels:
         except (*REFUSALS, AssertionError) as error:
             # An author's own function for ``meta`` may assert that tensors are on a GPU.
             shows = body is None and isinstance(error, (RuntimeError, AssertionError))
-            if shows and self._parts.values.can_show_geometry(spec):
+            if shows and self._values.can_show_geometry(spec):
                 return self._run_dynamic(call, device, frame)
             found = in_words_of_kernel(spec, call.args, call.kwargs, error, on_gpu=on_gpu)
             try:
@@ -404,7 +405,7 @@ class Kernels:
         """Run the body of a composite operator; return its result, and its plan if it has one."""
         start, origin = len(device.events), self._origin(call.operator, frame)
         of_torch = call.operator.on(device.device.type).decomposition is None
-        ahead = self._parts.values.ahead_of_body(call, of_torch=of_torch)
+        ahead = self._values.ahead_of_body(call, of_torch=of_torch)
         with self._log.body() as inner, self._placement.within_body(of_torch):
             result, plan = self._decompositions.run(body, call, device, origin)
         if torch.is_autocast_enabled(device.device.type) and any(
@@ -418,7 +419,7 @@ class Kernels:
         work.of_body(tuple(inner))
         if plan is not None:
             plan.work = work
-            self._parts.values.note_body(call, plan, result, ahead, of_torch=of_torch)
+            self._values.note_body(call, plan, result, ahead, of_torch=of_torch)
         self._log.note(call.tensors, call.records, work, device, origin, start)
         return result, plan
 
@@ -497,7 +498,7 @@ class Kernels:
         if not by_engine or len(tensors) != 2:
             return False
         if self.sums.in_place(tensors[0], tensors[1], records[0], sys.getrefcount(tensors[0])):
-            self._parts.values.add_in_place(call)
+            self._values.add_in_place(call)
             return True
         streams = self._parts.streams[device.device.index or 0]
         if streams.several and self.sums.is_sum(records[0]):
@@ -509,7 +510,7 @@ class Kernels:
         given = call.kwargs.get("non_blocking", call.args[2] if len(call.args) > 2 else False)
         interceptor = self._interceptor
         if not given:  # CUDA waits for such a copy
-            self._parts.values.refuse_captured(call)
+            self._values.refuse_captured(call)
         with self._decompositions.within(call.operator.name):
             for destination, source, origin in staged_pairs(call, result, device):
                 devices = (device.device, origin.device)
@@ -524,12 +525,12 @@ class Kernels:
         body = None if spec.on(where).decomposition else self._body(spec, where)
         if body is not None:
             return self._run_body(body, call, device, frame)[0]
-        self._parts.values.refuse_captured(call)
+        self._values.refuse_captured(call)
         if spec.name == "aten::equal":
-            answer = equal_without_values(call, self._parts.values)
+            answer = equal_without_values(call, self._values)
             if answer is not None:
                 return answer
-        origin, values = self._origin(spec, frame), self._parts.values
+        origin, values = self._origin(spec, frame), self._values
         start = len(device.events)
         self._decompositions.by_values = True
         plan, real = plan_from_values(call, values, where)
@@ -555,7 +556,7 @@ class Kernels:
 
     def _records(self, tensors: list[Tensor]) -> list[StorageRecord] | None:
         """Return the ledger's records of ``tensors``; None where torch's own kernel has to run."""
-        get, conversion = self._ledger.records.get, self._parts.conversion
+        get, conversion = self._ledger.records.get, self._conversion
         try:
             found = [*map(get, map(storage_address, tensors))]
         except (RuntimeError, NotImplementedError):  # a tensor without storage: sparse, …
@@ -566,7 +567,7 @@ class Kernels:
                 if record is None:
                     if tensor.device.type == "meta":
                         return None
-                    if self._parts.placement.nested is not None and tensor.dim() == 0:
+                    if self._placement.nested is not None and tensor.dim() == 0:
                         # of a number, made by C++ just now
                         record = conversion.meet(tensor, _CPU, sys._getframe(2))
                     else:
@@ -590,7 +591,7 @@ class Kernels:
             values.note(call, plan, made, memories)
             return made
         if not spec.shared.sparse_metadata and has_sparse(args, kwargs):
-            self._parts.phases.find()
+            self._phases.find()
             result = self._run_layout(self._layouts.run_sparse, spec, args, kwargs)
             return with_work(spec.overload, args, ()) if spec.makes_work else result
         return spec.overload(*args, **kwargs)
@@ -620,11 +621,11 @@ class Kernels:
     def item(self, spec: OperatorSpec, tensor: Tensor) -> Any:
         if not isinstance(tensor, Tensor):  # one that a number is wrapped in comes as that number
             return tensor
-        records, values = self._records([tensor]), self._parts.values
+        records = self._records([tensor])
         if records is None:
             return tensor.item()
-        values.refuse_captured(Call(spec, (tensor,), {}, [tensor], records))
-        return values.item(tensor, records[0])
+        self._values.refuse_captured(Call(spec, (tensor,), {}, [tensor], records))
+        return self._values.item(tensor, records[0])
 
     def resize(self, spec: OperatorSpec, args: Args, kwargs: Kwargs) -> Tensor:
         """Give a tensor another shape, and a larger storage where its own is too small."""
@@ -635,15 +636,14 @@ class Kernels:
         given = [on_meta(one) if isinstance(one, Tensor) else one for one in args]
         resized = spec.overload(*given, **kwargs)
         shape = tuple(resized.shape)
-        self._parts.phases.find()
-        origin = self._parts.attribution.origin(self._ledger.phase, spec.name, sys._getframe(3))
+        origin = self._attribution.origin(self._phases.find(), spec.name, sys._getframe(3))
         output = Output(0, tensor.dtype, shape, resized.stride(), int(tensor.storage_offset()))
-        contents = self._parts.values.contents
+        contents = self._values.contents
         contents.begin_writing(records[0])
         known = contents.known(records[0])
         grow(self._ledger, tensor, output, records[0].ledger, origin)
         if known is not None:
-            self._parts.values.keep_resized(tensor, known)
+            self._values.keep_resized(tensor, known)
         return tensor
 
     def zero_tensor(self, spec: OperatorSpec, args: Args, kwargs: Any) -> Tensor:
@@ -652,12 +652,15 @@ class Kernels:
         derivatives use them, and operators that meet one take other paths, in C++.
         """
         call = Call(spec, args, kwargs, [], [])
-        device = self._parts.placement.device_of(call, self._interceptor.mode.placed_on)
+        device = self._placement.device_of(call, self._interceptor.mode.placed_on)
         if device is None:
             return cast(Tensor, spec.overload(*args, **kwargs))
-        on_host: Tensor = spec.overload(*args, **{**kwargs, "device": _CPU})
-        self._parts.conversion.meet_zeros(on_host, device, sys._getframe(3))
-        return on_host
+        made: Tensor = spec.overload(*args, **{**kwargs, "device": _CPU})
+        frame, on = sys._getframe(3), device.device
+        record = self._conversion.meet(made, on, frame, hollow=True, taken=0)
+        if self._values.worth_knowing(made.dtype, made.numel()):
+            self._values.contents.show(record, made.untyped_storage().nbytes())
+        return made
 
     def quantized(self, spec: OperatorSpec, args: Args, kwargs: Any) -> Any:
         """Run an operator that makes quantized tensors, or works on packed ones."""
@@ -668,11 +671,11 @@ class Kernels:
         if records is None:
             return spec.overload(*args, **kwargs)
         call = Call(spec, args, kwargs, tensors, records)
-        device = self._parts.placement.device_of(call, self._interceptor.mode.placed_on)
+        device = self._placement.device_of(call, self._interceptor.mode.placed_on)
         if device is None:
             return spec.overload(*args, **kwargs)
         call.device = device
-        self._parts.phases.find()
+        self._phases.find()
         return self._quantized.run(call, device, sys._getframe(3))
 
     # -- what kernels take -------------------------------------------------------------------------
@@ -680,13 +683,12 @@ class Kernels:
     def keep(self, buffer: Buffer, spec: OperatorSpec, frame: Any) -> None:
         """Book a library's workspace that stays and that an operator makes on its first use."""
         device = self._ledger.on(self._target.device)
-        self._parts.phases.find()
-        origin = self._parts.attribution.origin(self._ledger.phase, spec.name, frame)
+        origin = self._attribution.origin(self._phases.find(), spec.name, frame)
         self._decompositions.take(library_state(self._target, buffer, spec), device, origin)
 
     def _origin(self, spec: OperatorSpec, frame: Any) -> Origin:
         running = self._decompositions.running
-        return self._parts.attribution.origin(self._ledger.phase, running or spec.name, frame)
+        return self._attribution.origin(self._ledger.phase, running or spec.name, frame)
 
 
 def _numbers_of(

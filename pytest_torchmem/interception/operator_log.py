@@ -232,20 +232,17 @@ class Program:
     def _name(self, module: nn.Module, tensor: Tensor, kind: Kind, name: str) -> int:
         if is_lazy(tensor) or tensor.layout is not torch.strided:
             return 0
-        for part in wrapped_tensors(tensor) if is_wrapper(tensor) else [tensor]:
-            try:
-                address = storage_address(part)
-            except (NotImplementedError, RuntimeError):  # what ``torch.func`` puts in its place
-                return 0
-            # as origins write it
-            path = name.rpartition(".")[0]
-            owner = f"{type(module).__name__}.{path}" if path else type(module).__name__
+        addresses = _addresses(tensor)
+        # as origins write it
+        path = name.rpartition(".")[0]
+        owner = f"{type(module).__name__}.{path}" if path else type(module).__name__
+        for address in addresses:
             record = self._ledger.records.get(address)
             if record is None:
                 self.names.setdefault(address, (kind, name, owner))
             else:
                 record.ledger.name(record.index, kind, name, owner)
-        return tensor.numel() * tensor.element_size()
+        return tensor.numel() * tensor.element_size() if addresses else 0
 
 
 def _geometries(value: Any) -> Iterator[str]:
@@ -271,26 +268,23 @@ class OptimizerStates:
         """The first tensor of an optimizer's state: another one where other state was loaded."""
 
     def stepped(self, optimizer: Optimizer) -> None:
-        first = next(_tensors_of(optimizer), None)
-        known = self._first.get(optimizer)
+        states = list(optimizer.state.values())
+        first, known = next(tensors_in(states), None), self._first.get(optimizer)
         if first is None or (known is not None and known() is first):
             return
         self._first[optimizer] = weakref.ref(first)
-        for tensor in _tensors_of(optimizer):
+        for tensor in tensors_in(states):
             for address in _addresses(tensor):
                 record = self._ledger.records.get(address)
                 if record is not None:
                     record.ledger.note_state(record.index)
 
 
-def _tensors_of(optimizer: Optimizer) -> Iterator[Tensor]:
-    return tensors_in(list(optimizer.state.values()))
-
-
 def _addresses(tensor: Tensor) -> list[int]:
-    """Return those of the storages of a tensor or of what it wraps; [] where it has none."""
+    """Return those of the storages of a tensor or of what it wraps; [] where it has none: sparse
+    ones, and what ``torch.func`` puts in the place of others.
+    """
     try:
-        parts = wrapped_tensors(tensor) if is_wrapper(tensor) else [tensor]
-        return [storage_address(part) for part in parts]
-    except (NotImplementedError, RuntimeError):  # sparse
+        return [*map(storage_address, wrapped_tensors(tensor) if is_wrapper(tensor) else [tensor])]
+    except (NotImplementedError, RuntimeError):
         return []

@@ -354,31 +354,26 @@ class Placement:
         ``target`` is where a copy between devices goes while it runs. Raises what torch raises for
         tensors of devices that do not go together.
         """
-        if target is None and call.records and not (call.kwargs or call.operator.takes_device):
-            device = call.records[0].ledger
-            if len(self._ledger.devices) > 1 or call.operator.record.across_devices:
-                device = self._shared(call, device)
-            self._last = device
-            return device
-        asked = call.operator.device_of(call.args, call.kwargs)
-        if asked is not None and asked.type == "meta":
-            return None
-        if target is not None:
-            if self._in_cpp and asked is None and self._is_beside_host(call):
-                return self._ledger.on(_CPU)
-            return self._ledger.on(target)
-        if asked is not None and asked.type != "cpu":
-            named = self._target.normalise(asked)
-            if named not in self._target.devices:
-                raise not_linked(named)
-            return self._ledger.on(named)
-        # What C++ asks to be made on the CPU stands beside a tensor that C++ takes to be there; a
-        # program that asks for the CPU comes with ``target`` set (fake_cuda/api). Where C++
-        # names no device (lengths, batch sizes) it is the host.
-        if not call.records:
-            if asked is None:
-                return self._ledger.on(_CPU)
-            return self.beside_no_tensor(call.kwargs)
+        if target is not None or not call.records or call.kwargs or call.operator.takes_device:
+            asked = call.operator.device_of(call.args, call.kwargs)
+            if asked is not None and asked.type == "meta":
+                return None
+            if target is not None:
+                if self._in_cpp and asked is None and self._is_beside_host(call):
+                    return self._ledger.on(_CPU)
+                return self._ledger.on(target)
+            if asked is not None and asked.type != "cpu":
+                named = self._target.normalise(asked)
+                if named not in self._target.devices:
+                    raise not_linked(named)
+                return self._ledger.on(named)
+            # What C++ asks to be made on the CPU stands beside a tensor that C++ takes to be there;
+            # a program that asks for the CPU comes with ``target`` set (fake_cuda/api). Where C++
+            # names no device (lengths, batch sizes) it is the host.
+            if not call.records:
+                return (
+                    self._ledger.on(_CPU) if asked is None else self.beside_no_tensor(call.kwargs)
+                )
         device = call.records[0].ledger
         if len(self._ledger.devices) > 1 or call.operator.record.across_devices:
             device = self._shared(call, device)

@@ -100,12 +100,18 @@ def _asked(operator: OperatorSpec, args: trees.Args, kwargs: trees.Kwargs) -> Ex
     if "generator" in kwargs:
         kwargs["generator"] = None
     try:
+        return _refusal(operator, args, kwargs)
+    finally:
+        torch.set_rng_state(random_numbers)
+
+
+def _refusal(operator: OperatorSpec, args: trees.Args, kwargs: trees.Kwargs) -> Exception | None:
+    """Run the kernel on real arguments, and return what it raises."""
+    try:
         with OneThread(), at_kernels():
             operator.overload(*operator.with_numbers_as_tensors(args, "cpu"), **kwargs)
     except REFUSALS as error:
         return error.with_traceback(None)  # whose frames hold the arguments, and it them
-    finally:
-        torch.set_rng_state(random_numbers)
     return None
 
 
@@ -149,10 +155,10 @@ class Refusals:
             about = _ABOUT_TYPES[:1] if on_gpu else _ABOUT_TYPES
             if error is not None and not any(word in str(error) for word in about):
                 return
-        if error is not None:
-            self._asked.discard(key)  # the next such call is as wrong
-        if error is not None and on_gpu:
-            error = _of_gpu(operator, error)
+        if error is None:
+            return
+        self._asked.discard(key)  # the next such call is as wrong
+        error = _of_gpu(operator, error) if on_gpu else error
         if error is not None:
             try:
                 raise error
@@ -194,12 +200,9 @@ def _of_gpu(operator: OperatorSpec, error: Exception) -> Exception | None:
     found = _NO_KERNEL.search(text)
     if found is None:
         return None if any(word in text for word in _OF_THE_CPU) else error
-    if (
-        found[1] not in _EVERYWHERE
-        or _family(operator).removeprefix(_LISTS).rstrip("_") in _MORE_ON_GPU
-    ):
-        return None
-    return type(error)(text.replace("_cpu", "_cuda"))
+    name = _family(operator).removeprefix(_LISTS).rstrip("_")
+    known = found[1] in _EVERYWHERE and name not in _MORE_ON_GPU
+    return type(error)(text.replace("_cpu", "_cuda")) if known else None
 
 
 def _family(operator: OperatorSpec) -> str:
@@ -224,12 +227,7 @@ def _asked_in_small(
         name: trees.replace_tensors(value, none if name in operator.mutated_names else one)
         for name, value in kwargs.items()
     }
-    try:
-        with at_kernels():
-            operator.overload(*operator.with_numbers_as_tensors(small, "cpu"), **options)
-    except REFUSALS as error:
-        return error.with_traceback(None)  # whose frames hold the arguments, and it them
-    return None
+    return _refusal(operator, small, options)
 
 
 @cache

@@ -74,33 +74,22 @@ def _twins(known: "SparseValues", args: Args, kwargs: Kwargs) -> tuple[Any, Any,
     unknown: list[Tensor] = []
 
     def twin(tensor: Tensor) -> Tensor:
-        if tensor.layout is torch.sparse_coo:
-            indices, values = known.of(sparse_indices(tensor)), sparse_values(tensor)
-            places.append(values)
-            if indices is not None:
-                with keys.outside_interception():
-                    ones = torch.ones((), dtype=values.dtype).expand(values.shape)
-                    shape, coalesced = tensor.shape, tensor.is_coalesced()
-                    return torch.sparse_coo_tensor(
-                        indices, ones, shape, is_coalesced=coalesced, check_invariants=False
-                    )
-        elif tensor.layout in COMPRESSED:
-            compressed, plain = map(known.of, compressed_indices(tensor))
-            values = tensor.values()
-            places.append(values)
-            if compressed is not None and plain is not None:
-                with keys.outside_interception():
-                    ones = torch.ones(values.shape, dtype=values.dtype)
-                    return compressed_like(tensor, compressed, plain, ones)
-        elif tensor.layout is torch.strided:
+        if tensor.layout is torch.strided:
             with keys.outside_interception():
                 if tensor.dtype.is_floating_point or tensor.is_complex():
                     return torch.ones((), dtype=tensor.dtype).expand(tensor.shape)
-            real = known.of(tensor)
-            if real is not None:
-                return real
-        unknown.append(tensor)
-        return tensor
+        *indices, values = strided_parts(tensor)
+        if indices:
+            places.append(values)
+        parts = [*map(known.of, indices or [values])]
+        if any(part is None for part in parts):
+            unknown.append(tensor)
+            return tensor
+        with keys.outside_interception():
+            if indices:
+                ones = torch.ones((), dtype=values.dtype).expand(values.shape)
+                parts.append(ones if tensor.layout is torch.sparse_coo else ones.contiguous())
+            return put_together(tensor, parts)
 
     twins = replace_tensors((args, kwargs), twin)
     return None if unknown or not places else (*twins, places[0])
@@ -114,35 +103,15 @@ def _by_structure(
         real = operator.overload(*args, **kwargs)
 
     def hollow(tensor: Tensor) -> Tensor:
-        if tensor.layout is torch.strided:
-            return place.new_empty(tensor.shape, dtype=tensor.dtype)
-        if tensor.layout in COMPRESSED:
-            compressed, plain = compressed_indices(tensor)
-            values = tensor.values()
-            return compressed_like(
-                tensor,
-                _with_values(known, place, compressed),
-                _with_values(known, place, plain),
-                place.new_empty(values.shape, dtype=values.dtype),
-            )
-        if tensor.layout is not torch.sparse_coo:
+        if tensor.layout not in (torch.strided, torch.sparse_coo, *COMPRESSED):
             raise unsupported_layout(operator.overload, f"it makes tensors of {tensor.layout}")
-        indices, values = sparse_indices(tensor), sparse_values(tensor)
-        return sparse_of(
-            tensor.shape,
-            _with_values(known, place, indices),
-            place.new_empty(values.shape, dtype=values.dtype),
-            tensor.is_coalesced(),
-        )
+        parts = strided_parts(tensor)
+        made = [place.new_empty(part.shape, dtype=part.dtype) for part in parts]
+        for index, part in zip(made[:-1], parts[:-1], strict=True):  # whose values are known
+            known.learn(index, part)
+        return put_together(tensor, made)
 
     return replace_tensors(real, hollow)
-
-
-def _with_values(known: "SparseValues", place: Tensor, real: Tensor) -> Tensor:
-    """Return a tensor without memory, where ``place`` is, of the known values of a real one."""
-    made = place.new_empty(real.shape, dtype=real.dtype)
-    known.learn(made, real)
-    return made
 
 
 def has_compressed(args: Args, kwargs: Kwargs) -> bool:
@@ -154,9 +123,7 @@ def has_compressed(args: Args, kwargs: Kwargs) -> bool:
 
 def parts_of(tensor: Tensor) -> tuple[Tensor, ...]:
     """Return the tensors that have the storages of ``tensor``: itself unless it is sparse."""
-    if tensor.layout is torch.sparse_coo:
-        return sparse_indices(tensor), sparse_values(tensor)
-    return (storage_holder(tensor),)
+    return strided_parts(tensor) if tensor.layout is torch.sparse_coo else (storage_holder(tensor),)
 
 
 def storage_holder(tensor: Tensor) -> Tensor:

@@ -31,6 +31,7 @@ from pytest_torchmem.interception.python_api.program import (
 )
 from pytest_torchmem.interception.world import refuse_symmetric_memory
 from pytest_torchmem.profile.timeline import Kind
+from pytest_torchmem.step.imports import told_of_imports
 from pytest_torchmem.step.trees import modules_by_path
 from pytest_torchmem.torch_private import distributed, patches
 from pytest_torchmem.torch_private.keys import schema
@@ -64,11 +65,6 @@ def _of_fsdp(name: str) -> Any:
 
 #: Methods of ``torch.distributed.Logger`` (torch/csrc/distributed/c10d/logger.cpp).
 _LOGGING = ("set_construction_data_and_log", "set_runtime_stats_and_log")
-_WRAPPERS: tuple[Callable[[], Any], ...] = (
-    lambda: nn.parallel.DistributedDataParallel,
-    partial(_of_fsdp, "FSDPModule"),
-    partial(_of_fsdp, "FullyShardedDataParallel"),
-)
 
 
 def holds_reducer(value: object) -> bool:
@@ -88,10 +84,10 @@ def refuse_wrapped(target: nn.Module) -> None:
     """Raise ``UnsupportedOperatorError`` for a module that has one wrapped for several processes.
     Its copy could not be made, or would be wrapped anew.
     """
-    kinds = tuple(filter(None, (find() for find in _WRAPPERS)))
+    sharding = map(_of_fsdp, ("FSDPModule", "FullyShardedDataParallel"))
+    kinds = (nn.parallel.DistributedDataParallel, *filter(None, sharding))
     for path, inner in modules_by_path(target):
-        if isinstance(inner, kinds):
-            kind = next(kind for kind in kinds if isinstance(inner, kind))
+        if kind := next((kind for kind in kinds if isinstance(inner, kind)), None):
             where = f"{type(target).__name__}.{path}" if path else type(target).__name__
             raise UnsupportedOperatorError(f"{where} ({kind.__name__}){_BEFORE}")
 
@@ -128,7 +124,7 @@ def split_modules(trace: TraceContext) -> Iterator[None]:
 
         stack.enter_context(LASTING.layer("processes", _of_processes))
         follow(*(name for name in _FOLLOWED if name in sys.modules))
-        stack.enter_context(trace.after_imports(follow))
+        stack.enter_context(told_of_imports(follow))
         yield
 
 

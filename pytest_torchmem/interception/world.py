@@ -16,7 +16,7 @@ import pathlib
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -32,6 +32,7 @@ import torch.distributed
 
 from pytest_torchmem.errors import UnknownValueError, UnsupportedOperatorError, UsageError
 from pytest_torchmem.interception.values.messages import AWAITED_CHANGE, AWAITED_FILE, Mailbox
+from pytest_torchmem.journal.journal import variables
 from pytest_torchmem.targets.world import World
 from pytest_torchmem.torch_private import distributed as groups
 from pytest_torchmem.torch_private.patches import Replacements, added, replaced_all
@@ -434,25 +435,6 @@ class StandingWorld:
             if self.is_on:
                 groups.know_groups(groups.Groups())
             self._groups = groups.Groups()
-
-
-@contextmanager
-def variables(values: Mapping[str, str], *, all_of_them: bool = True) -> Iterator[None]:
-    """Set variables of the environment, and put back these and all that the program sets, or leave
-    that alone. Launchers tell their processes by variables what to do, and libraries tell
-    themselves (``ACCELERATE_USE_FSDP``); the next trace may be of another program.
-    """
-    before = dict(os.environ)
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        still = {name for name, value in values.items() if os.environ.get(name) == value}
-        for name in {*os.environ, *before} if all_of_them else still:
-            if name in before:
-                os.environ[name] = before[name]
-            else:
-                del os.environ[name]
 
 
 def _rendezvous(

@@ -21,7 +21,7 @@ import random
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from itertools import compress
 from types import FrameType
@@ -330,7 +330,7 @@ def program_kept(
     are followed are half as deep again in Python: so is what it allows.
     """
     limit = sys.getrecursionlimit()
-    read_here = environment("HF_DEACTIVATE_ASYNC_LOAD", "1")
+    read_here = variables({"HF_DEACTIVATE_ASYNC_LOAD": "1"}, all_of_them=False)
     with without_collections(), imports_apart(on_thread), read_here, compiling or nullcontext():
         sys.setrecursionlimit(limit * 3 // 2)
         try:
@@ -341,16 +341,22 @@ def program_kept(
 
 
 @contextmanager
-def environment(name: str, value: str) -> Iterator[None]:
-    before = os.environ.get(name)
-    os.environ[name] = value
+def variables(values: Mapping[str, str], *, all_of_them: bool = True) -> Iterator[None]:
+    """Set variables of the environment, and put back these and all that the program sets, or leave
+    that alone. Launchers tell their processes by variables what to do, and libraries tell
+    themselves (``ACCELERATE_USE_FSDP``); the next trace may be of another program.
+    """
+    before = dict(os.environ)
+    os.environ.update(values)
     try:
         yield
     finally:
-        if before is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = before
+        still = {name for name, value in values.items() if os.environ.get(name) == value}
+        for name in {*os.environ, *before} if all_of_them else still:
+            if name in before:
+                os.environ[name] = before[name]
+            else:
+                del os.environ[name]
 
 
 @contextmanager

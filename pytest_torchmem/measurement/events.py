@@ -28,7 +28,7 @@ from typing import Any
 from torch.autograd.profiler import profile
 
 from pytest_torchmem.errors import UsageError
-from pytest_torchmem.journal.journal import environment
+from pytest_torchmem.journal.journal import variables
 from pytest_torchmem.step.step import engine_runs, outermost_module_calls
 from pytest_torchmem.torch_private import devices
 
@@ -268,7 +268,7 @@ def recording() -> Iterator[Recording]:
     with ExitStack() as stack:
         # Kineto reads its log level once, at a process' first recording, and else logs every one.
         level = os.environ.get("KINETO_LOG_LEVEL", "99")
-        stack.enter_context(environment("KINETO_LOG_LEVEL", level))
+        stack.enter_context(variables({"KINETO_LOG_LEVEL": level}, all_of_them=False))
         # A run that a C++ extension starts is known by the nodes that the engine evaluates.
         stack.enter_context(engine_runs(lambda: devices.mark(ENGINE)))
         stack.enter_context(outermost_module_calls(lambda: devices.mark(MODULE)))

@@ -79,7 +79,7 @@ def _model_of(step: Callable[[], Any], device: str) -> tuple[Any, ...] | None:
 
 @contextmanager
 def _cudnn_of(place: str) -> Iterator[str]:
-    from pytest_torchmem.interception.world import variables
+    from pytest_torchmem.journal.journal import variables
 
     with variables({VARIABLE: place}, all_of_them=False):
         installed = find_installed()

@@ -237,7 +237,7 @@ def when_compiler_is_used(start: Callable[[], None]) -> Iterator[None]:
     Programs import it themselves, too (``torch._dynamo.explain``, ``torch.compiler.reset``). What
     it lists of torch's functions from then on are torch's own.
     """
-    if _is_imported(COMPILER):  # not while another thread imports it
+    if is_imported(COMPILER):  # not while another thread imports it
         with tables_of_originals():
             start()
             yield
@@ -257,14 +257,16 @@ def when_compiler_is_used(start: Callable[[], None]) -> Iterator[None]:
         return original(*args, **kwargs)
 
     def imported(name: str) -> None:
-        if name.startswith(COMPILER) and _is_imported(COMPILER):
+        if name.startswith(COMPILER) and is_imported(COMPILER):
             start_once()
 
     with ExitStack() as stack, replaced(torch, compile=compile), told_of_imports(imported):
         yield
 
 
-def _is_imported(name: str) -> bool:
+def is_imported(name: str) -> bool:
     """Return whether a module has been imported to its end."""
     module = sys.modules.get(name)
-    return module is not None and not getattr(module.__spec__, "_initializing", False)
+    return module is not None and not getattr(
+        getattr(module, "__spec__", None), "_initializing", False
+    )

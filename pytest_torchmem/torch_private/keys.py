@@ -175,7 +175,7 @@ def composite_key(operator: OpOverload) -> Any:
 
 def has_kernel_on(operator: OpOverload, device: str) -> bool:
     """Return whether ``operator`` has a kernel of its own for ``"cpu"`` or ``"cuda"``."""
-    return has_kernel(operator.name(), {"cpu": "CPU", "cuda": "CUDA"}[device])
+    return has_kernel(operator.name(), device.upper())
 
 
 @cache

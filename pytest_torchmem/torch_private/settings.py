@@ -282,7 +282,9 @@ _GRADIENTS = Setting(torch.is_grad_enabled, torch.set_grad_enabled)
 
 _default_dtype: Callable[[], torch.dtype] = torch.get_default_dtype
 uses_cudnn: Callable[[], bool] = private("torch._C._get_cudnn_enabled")
-_is_deterministic: Callable[[], bool] = private("torch._C._get_deterministic_algorithms")
+#: Whether a kernel with a deterministic form takes it: also where others only warn
+#: (``at::Context::deterministicAlgorithms``).
+prefers_deterministic: Callable[[], bool] = private("torch._C._get_deterministic_algorithms")
 _only_warns: Callable[[], bool] = private("torch._C._get_deterministic_algorithms_warn_only")
 tries_all: Callable[[], bool] = private("torch._C._get_cudnn_benchmark")
 is_cudnn_deterministic: Callable[[], bool] = private("torch._C._get_cudnn_deterministic")
@@ -303,19 +305,12 @@ LIBRARY_VARIABLES = listed("""
 
 def host_settings() -> tuple[Any, ...]:
     """Return the settings on which operators of the CPU depend: default dtype, deterministic."""
-    return _default_dtype(), _is_deterministic()
-
-
-def prefers_deterministic() -> bool:
-    """Return whether a kernel with a deterministic form takes it: also where others only warn;
-    ``at::Context::deterministicAlgorithms``.
-    """
-    return _is_deterministic()
+    return _default_dtype(), prefers_deterministic()
 
 
 def must_be_deterministic() -> bool:
     """Return whether a kernel is refused that is not deterministic, and not only warned of."""
-    return _is_deterministic() and not _only_warns()
+    return prefers_deterministic() and not _only_warns()
 
 
 def kernel_settings() -> tuple[Any, ...]:
@@ -325,7 +320,7 @@ def kernel_settings() -> tuple[Any, ...]:
     deterministic, precision of float32.
     """
     of_cudnn = tries_all(), is_cudnn_deterministic(), precision("cuda", "conv"), depthwise_kernel()
-    return _default_dtype(), uses_cudnn(), _is_deterministic(), _only_warns(), *of_cudnn
+    return _default_dtype(), uses_cudnn(), prefers_deterministic(), _only_warns(), *of_cudnn
 
 
 def depthwise_kernel() -> str:
@@ -337,7 +332,7 @@ def depthwise_kernel() -> str:
 
 def is_deterministic_convolution() -> bool:
     """Return whether cuDNN may take deterministic engines alone; native/Convolution.cpp."""
-    return is_cudnn_deterministic() or _is_deterministic()
+    return is_cudnn_deterministic() or prefers_deterministic()
 
 
 def library_settings() -> tuple[str, ...]:
@@ -360,7 +355,7 @@ def figure_settings(device: str) -> dict[str, str]:
     """Return what decides figures on a device and is not torch's default, by its name."""
     found: dict[str, tuple[Any, Any]] = {
         "torch.set_default_dtype": (_default_dtype(), torch.float32),
-        "torch.use_deterministic_algorithms": (_is_deterministic(), False),
+        "torch.use_deterministic_algorithms": (prefers_deterministic(), False),
     }
     if compilers := sys.modules.get("torch._functorch.config"):
         budget = "activation_memory_budget"  # of the partitioner of AOTAutograd

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.errors import UnknownValueError
-from pytest_torchmem.fake_cuda.api.session import SESSION
+from pytest_torchmem.fake_cuda.api.session import SESSION, nothing
 from pytest_torchmem.interception.placement import GPU_GENERATORS
 from pytest_torchmem.interception.values.random_numbers import moved_on
 from pytest_torchmem.step.generators import content_of, drawn_from, set_apart, state_of
@@ -44,8 +44,7 @@ class Generator(torch.Generator, metaclass=_Kind):
         """Make a generator of fake cuda, or one of torch's own for the host."""
         if SESSION.off() or as_device(device).type != "cuda":
             return _OnHost(device=device)
-        named = as_device(device)
-        return cls.on_gpu(SESSION.index_of(named))
+        return cls.on_gpu(SESSION.index_of(as_device(device)))
 
     def __init__(self, device: Any = "cpu") -> None:
         pass
@@ -188,34 +187,22 @@ def random_functions(
 ) -> dict[str, Callable[..., Any]]:
     """Return the functions of ``torch.cuda.random`` for ``default``, one of all ``defaults``."""
 
-    def manual_seed(seed: int) -> None:
-        default.manual_seed(int(seed))
-
     def manual_seed_all(seed: int) -> None:
         for generator in defaults:
             generator.manual_seed(int(seed))
-
-    def seed() -> None:
-        default.seed()
-
-    def seed_all() -> None:
-        manual_seed_all(default.seed())
 
     def set_states(new_states: Iterable[Tensor]) -> None:
         for generator, state in zip(defaults, new_states, strict=False):
             generator.set_state(state)
 
-    def set_state(new_state: Tensor) -> None:
-        default.set_state(new_state)
-
     return {
-        "manual_seed": manual_seed,
+        "manual_seed": lambda seed: nothing(default.manual_seed(int(seed))),
         "manual_seed_all": manual_seed_all,
-        "seed": seed,
-        "seed_all": seed_all,
+        "seed": lambda: nothing(default.seed()),
+        "seed_all": lambda: manual_seed_all(default.seed()),
         "initial_seed": default.initial_seed,
         "get_rng_state": lambda device="cuda": default.get_state(),
         "get_rng_state_all": lambda: [generator.get_state() for generator in defaults],
-        "set_rng_state": lambda new_state, device="cuda": set_state(new_state),
+        "set_rng_state": lambda new_state, device="cuda": nothing(default.set_state(new_state)),
         "set_rng_state_all": set_states,
     }

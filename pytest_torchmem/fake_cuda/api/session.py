@@ -58,38 +58,12 @@ class Session:
 
     def __init__(self) -> None:
         self.trace: TraceContext | None = None
-        self._make: Callable[[], Sequence[Api]] = tuple
-        self._functions: Sequence[Mapping[str, Functions]] | None = None
+        self.functions: Callable[[], Sequence[Mapping[str, Functions]]] = tuple
+        """By the index of the GPU that they are about, and by module; made when first called."""
         self.memories: Sequence[DeviceMemory] = ()
         """Those of the GPUs, by index."""
         self.captures: list[Capture] = []
         """The graphs that are being captured, in order."""
-
-    def begin(
-        self,
-        trace: TraceContext,
-        make_apis: Callable[[], Sequence[Api]],
-        memories: Sequence[DeviceMemory],
-    ) -> None:
-        """Let what is there be about a trace."""
-        self.trace, self.memories = trace, memories
-        self._make, self._functions = make_apis, None
-
-    def end(self) -> None:
-        """Let what is there be about no trace."""
-        self.trace, self.memories = None, ()
-        self._make, self._functions = tuple, None
-        self.captures.clear()
-
-    @property
-    def functions(self) -> Sequence[Mapping[str, Functions]]:
-        """By the index of the GPU that they are about, and by module; made when first called."""
-        if self._functions is None:
-            self._functions = [
-                {module.__name__: functions for module, functions in api.functions}
-                for api in self._make()
-            ]
-        return self._functions
 
     def off(self) -> bool:
         """Return whether torch's own function or class is meant."""
@@ -115,12 +89,20 @@ def session(
     trace: TraceContext, make_apis: Callable[[], Sequence[Api]], memories: Sequence[DeviceMemory]
 ) -> Iterator[None]:
     """Let modules of torch have functions and classes; ``make_apis()`` has those about each GPU."""
-    SESSION.begin(trace, make_apis, memories)
-    try:
-        with LASTING.layer("torch.cuda", partial(_functions, make_apis)):
-            yield
-    finally:
-        SESSION.end()
+
+    @cache
+    def functions() -> Sequence[Mapping[str, Functions]]:
+        return [
+            {module.__name__: functions for module, functions in api.functions}
+            for api in make_apis()
+        ]
+
+    now = {"trace": trace, "functions": functions, "memories": memories, "captures": []}
+    with (
+        patches.having(SESSION, **now),
+        LASTING.layer("torch.cuda", partial(_functions, make_apis)),
+    ):
+        yield
 
 
 def _functions(make_apis: Callable[[], Sequence[Api]], _: TraceContext) -> Layer[None]:
@@ -158,7 +140,7 @@ def _function(original: Any, module: str, name: str) -> Callable[..., Any]:
         if place is not None:
             named = args[place] if len(args) > place else kwargs.get(keyword)
         with SESSION.running.turn():
-            return SESSION.functions[SESSION.index_of(named)][module][name](*args, **kwargs)
+            return SESSION.functions()[SESSION.index_of(named)][module][name](*args, **kwargs)
 
     function.__name__ = name
     function.__doc__ = original.__doc__
@@ -280,7 +262,7 @@ def device_functions(
         "init": lambda: None,
         "device_count": lambda: trace.target.gpus,
         "current_device": lambda: index,
-        "set_device": lambda device: _nothing(trace.select(index)),
+        "set_device": lambda device: nothing(trace.select(index)),
         "synchronize": lambda device=None: None,
         "get_device_name": lambda device=None: gpu.product,
         "get_device_capability": lambda device=None: gpu.capability,
@@ -314,8 +296,8 @@ def accelerator_functions(
         "current_accelerator": lambda check_available=False: torch.device("cuda"),
         "current_device_index": lambda: index,
         "current_device_idx": lambda: index,
-        "set_device_index": lambda device: _nothing(trace.select(index)),
-        "set_device_idx": lambda device: _nothing(trace.select(index)),
+        "set_device_index": lambda device: nothing(trace.select(index)),
+        "set_device_idx": lambda device: nothing(trace.select(index)),
         "get_device_capability": lambda device=None: {"supported_dtypes": set(_DTYPES)},
         "synchronize": lambda device=None: None,
         "empty_host_cache": lambda: None,
@@ -323,8 +305,8 @@ def accelerator_functions(
     }
 
 
-def _nothing(_: object) -> None:
-    """Return nothing."""
+def nothing(*_: object) -> None:
+    """Return nothing, whatever was done."""
 
 
 @contextmanager

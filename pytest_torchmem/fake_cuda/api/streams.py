@@ -215,7 +215,7 @@ class MemPool:
         self.id = pool_handle()
         self._index = SESSION.running.target.selected.index
         self._memory: DeviceMemory = SESSION.memories[self._index]
-        self._memory.retain_pool(self.id)
+        self._memory.follow().private.retain(self.id)
         finalize(self, _release, self._memory, self.id).atexit = False
 
     @property
@@ -233,7 +233,7 @@ class MemPool:
 
 def _release(memory: DeviceMemory, pool: PoolId) -> None:
     # MemPool.cpp, ~MemPool
-    memory.release_pool(pool)
+    memory.follow().private.release(pool)
     memory.empty_cache(pool)
 
 
@@ -248,7 +248,7 @@ def pool_functions(memories: Sequence[DeviceMemory]) -> dict[str, Callable[..., 
             yield
         finally:
             end()
-            memory.release_pool(pool.id)
+            memory.follow().private.release(pool.id)
 
     return {"use_mem_pool": use_mem_pool, "graph_pool_handle": pool_handle}
 
@@ -310,14 +310,8 @@ class CUDAGraph:
         if self._captured is None:
             raise RuntimeError("capture_end() must have been called before calling instantiate")
 
-    def register_generator_state(self, *_: Any) -> None:
-        """Let the graph use a generator."""
-
-    def enable_debug_mode(self) -> None:
-        """Let ``debug_dump`` write something, which a trace does not."""
-
-    def debug_dump(self, *_: Any) -> None:
-        """Write nothing: there is no graph of the driver's."""
+    #: There is no graph of the driver's that would use a generator, or could be written down.
+    register_generator_state = enable_debug_mode = debug_dump = _at_once
 
     def raw_cuda_graph(self) -> NoReturn:
         raise UsageError(
@@ -386,7 +380,7 @@ def _end(captured: GraphCapture) -> None:
     """
     captured.recording.drop(captured.trace.values.contents)
     captured.memory.release_workspaces(captured.stream)
-    captured.memory.release_pool(captured.pool)
+    captured.memory.follow().private.release(captured.pool)
 
 
 @contextmanager

@@ -342,29 +342,21 @@ class _Data(Functions):
     @instead_of(torch.UntypedStorage, "fill_", "copy_", "__setitem__", "byteswap")
     def write(self, original: Any, storage: torch.UntypedStorage, *args: Any, **kwargs: Any) -> Any:
         """Do by a tensor what torch does in the storage's memory."""
-        record = self._trace.record_of(storage)
+        record, name = self._trace.record_of(storage), original.__name__
         if record is None or not record.hollow:
             return original(storage, *args, **kwargs)
-        _WRITES[original.__name__](self, self._whole(storage), *args, **kwargs)
+        if name == "byteswap":
+            self._trace.values.contents.assume(record, None)
+            return storage
+        if name == "copy_":
+            source = args[0] if args else kwargs["source"]
+            kwargs, args = {}, (self._whole(getattr(source, "_untyped_storage", source)),)
+        getattr(self._whole(storage), name)(*args, **kwargs)
         return storage
 
     def _whole(self, storage: torch.UntypedStorage) -> Tensor:
         with self._trace.working():
             return bytes_of(storage)
-
-    def _fill(self, whole: Tensor, value: Any) -> None:
-        whole.fill_(value)
-
-    def _copy(self, whole: Tensor, source: Any, non_blocking: bool | None = None) -> None:
-        whole.copy_(self._whole(source.untyped() if hasattr(source, "untyped") else source))
-
-    def _set_item(self, whole: Tensor, index: Any, value: Any) -> None:
-        whole[index] = value
-
-    def _forget(self, whole: Tensor, dtype: Any) -> None:
-        record = self._trace.record(whole)
-        if record is not None:
-            self._trace.values.contents.assume(record, None)
 
     @instead_of(torch.UntypedStorage)
     def share_memory_(self, original: Any, storage: torch.UntypedStorage, *args: Any) -> Any:
@@ -407,12 +399,6 @@ class _Data(Functions):
             return original(sent, *args, **kwargs)
 
 
-_WRITES: dict[str, Callable[..., None]] = {
-    "fill_": _Data._fill,
-    "copy_": _Data._copy,
-    "__setitem__": _Data._set_item,
-    "byteswap": _Data._forget,
-}
 _OF_TORCH = "torch."
 
 

@@ -39,7 +39,7 @@ import torch.utils
 from torch import Tensor, nn
 
 from pytest_torchmem.interception.context import LASTING, Functions, Layer, TraceContext, instead_of
-from pytest_torchmem.interception.conversion import WRITTEN, Region
+from pytest_torchmem.interception.conversion import WRITTEN, Region, identity_of
 from pytest_torchmem.interception.plan import Output
 from pytest_torchmem.interception.values.contents import zeros
 from pytest_torchmem.journal.contents import Weak
@@ -415,7 +415,7 @@ def sparse_files(trace: TraceContext, pickling: Pickling) -> patches.Replacement
 
 def unknown_regions(path: Any) -> tuple[Region, ...]:
     """Return the parts of a file that a trace wrote without knowing them."""
-    written = WRITTEN.unknown(path)
+    written = WRITTEN.get(identity_of(path), ())
     if written or not _is_archive(path):
         return written
     reader = _Reader(os.fspath(path))
@@ -553,7 +553,8 @@ def _write(tensors: Mapping[str, Any], filename: Any, metadata: Any, addresses: 
     os.umask(mask)
     os.chmod(file.name, 0o666 & ~mask)
     os.replace(file.name, filename)
-    WRITTEN.note(filename, unknown)
+    if (identity := identity_of(filename)) is not None:
+        WRITTEN[identity] = tuple(unknown)
 
 
 def _write_tensor(file: Any, found: Any, addresses: Addresses) -> bool:

@@ -40,8 +40,8 @@ from torch.optim import Optimizer
 
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.interception.context import Functions, TraceContext, instead_of
-from pytest_torchmem.interception.world import variables
 from pytest_torchmem.journal.in_place import InPlace
+from pytest_torchmem.journal.journal import variables
 from pytest_torchmem.operators.spec import spec_of
 from pytest_torchmem.step.imports import ThreadApart
 from pytest_torchmem.step.trees import argument_tensors, tensors_in

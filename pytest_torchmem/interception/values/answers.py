@@ -83,15 +83,14 @@ class UnknownNumber(float):
     def _with(self, value: float) -> UnknownNumber:
         return UnknownNumber(value, self._undecided, integer=self._integer)
 
-    def _as_integer(self, convert: Callable[[float], int]) -> Any:
-        return self._undecided(
-            self.AS_SIZE, None if self._integer else convert(float.__float__(self))
-        )
+    def _as_integer(self, convert: Callable[[float], int]) -> int:
+        answer = None if self._integer else convert(float.__float__(self))
+        return self._undecided(self.AS_SIZE, answer)  # type: ignore[no-any-return]
 
     def __index__(self) -> int:
         if not self._integer:
             raise TypeError("'float' object cannot be interpreted as an integer")
-        return int(self._as_integer(int))
+        return self._as_integer(int)
 
     def __int__(self) -> int:
         # ``"%d" % number``: numbers that ``%`` divides are not asked for an integer
@@ -100,25 +99,21 @@ class UnknownNumber(float):
         operation = dis.opname[code[at]]
         if operation in _MODULO or (operation == "BINARY_OP" and code[at + 1] in _MODULO_OF_BINARY):
             return int(float.__float__(self))
-        found: int = self._as_integer(int)
-        return found
+        return self._as_integer(int)
 
     __trunc__ = __int__
 
     def __floor__(self) -> int:
-        found: int = self._as_integer(math.floor)
-        return found
+        return self._as_integer(math.floor)
 
     def __ceil__(self) -> int:
-        found: int = self._as_integer(math.ceil)
-        return found
+        return self._as_integer(math.ceil)
 
     def __round__(self, digits: Any = None) -> Any:
         return self._as_integer(round) if digits is None else self
 
     def __bool__(self) -> bool:
-        found: bool = self._undecided("an unknown number decides", True)
-        return found
+        return bool(self._undecided("an unknown number decides", True))
 
     def __hash__(self) -> int:
         return float.__hash__(self)
@@ -147,11 +142,11 @@ class UnknownNumber(float):
 
 
 def _compute_with(name: str) -> Callable[..., Any]:
-    compute: Callable[[float, Any], Any] = getattr(float, name)
+    compute: Callable[..., Any] = getattr(float, name)
 
-    def method(self: UnknownNumber, other: Any, *rest: Any) -> Any:
+    def method(self: UnknownNumber, *others: Any) -> Any:
         try:
-            found = compute(self, other)
+            found = compute(self, *others[:1])
         except ZeroDivisionError:  # by an unknown number that counts as 1 - 1
             return self._undecided("a number is divided by an unknown one", self._with(1.0))
         if found is NotImplemented:
@@ -182,22 +177,10 @@ def _compare_by(name: str) -> Callable[..., Any]:
 for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "divmod", "pow"):
     for _side in ("__{}__", "__r{}__"):
         setattr(UnknownNumber, _side.format(_name), _compute_with(_side.format(_name)))
+for _name in ("__neg__", "__pos__", "__abs__"):
+    setattr(UnknownNumber, _name, _compute_with(_name))
 for _name in _SETTLED_BY_INFINITY:
     setattr(UnknownNumber, _name, _compare_by(_name))
-
-
-def _unary(name: str) -> Callable[..., Any]:
-    compute: Callable[[float], float] = getattr(float, name)
-
-    def method(self: UnknownNumber) -> UnknownNumber:
-        return self._with(compute(self))
-
-    method.__name__ = name
-    return method
-
-
-for _name in ("__neg__", "__pos__", "__abs__"):
-    setattr(UnknownNumber, _name, _unary(_name))
 
 
 #: Functions of ``math`` that ask nothing but what every finite number answers alike.

@@ -27,7 +27,7 @@ from pytest_torchmem.interception.ledger import Ledger, StorageRecord
 from pytest_torchmem.interception.plan import Call, Output, Plan, Same, plan_of_result
 from pytest_torchmem.interception.values.contents import Contents, zeros
 from pytest_torchmem.interception.values.messages import run_functional
-from pytest_torchmem.journal.journal import environment
+from pytest_torchmem.journal.journal import variables
 from pytest_torchmem.operators.workspace import Workspace
 from pytest_torchmem.profile.timeline import Allocation, Kind, Origin
 from pytest_torchmem.step import generators
@@ -317,7 +317,7 @@ def workspace_here(call: Call, plan: Plan, result: Any) -> Workspace | None:
     level = os.environ.get("KINETO_LOG_LEVEL", "99")
     try:
         with (
-            environment("KINETO_LOG_LEVEL", level),
+            variables({"KINETO_LOG_LEVEL": level}, all_of_them=False),
             profile(profile_memory=True) as profiler,
             at_kernels(),
         ):
