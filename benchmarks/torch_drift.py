@@ -129,7 +129,7 @@ def replaced_functions() -> dict[str, str]:
     def look() -> None:
         from pytest_torchmem.fake_cuda.api.session import SESSION
 
-        for module, functions in SESSION.functions[0].items():
+        for module, functions in SESSION.functions()[0].items():
             for name in functions:
                 function = getattr(sys.modules[module], name, None)
                 if function is not None:

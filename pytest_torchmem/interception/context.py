@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from pytest_torchmem.interception.attribution import Attribution
+from pytest_torchmem.interception.decompose import RunMode
 from pytest_torchmem.interception.interceptor import Interceptor
 from pytest_torchmem.interception.ledger import Ledger, StorageRecord
 from pytest_torchmem.interception.sparse import storage_holder
@@ -52,7 +53,11 @@ class TraceContext:
         """Whether the caller is on a thread of the trace."""
         self.turn = threads.turn
         self.working = interceptor.working
+        self.stands = interceptor.real_host
+        """Whether this is a GPU that stands between traces, rather than a trace."""
         self.target = parts.target
+        self.device = parts.target.normalise
+        """Returns a device as the trace writes it; raises for a GPU that is not there."""
         self.placing_on = interceptor.placing_on
         self.note_fused = parts.attribution.note_fused
         self.note_emptied = lambda: parts.attribution.facts.emptied()
@@ -80,11 +85,6 @@ class TraceContext:
         return self._interceptor.inside == thread
 
     @property
-    def stands(self) -> bool:
-        """Whether this is a GPU that stands between traces, rather than a trace."""
-        return self._interceptor.real_host
-
-    @property
     def itself(self) -> "TraceContext":
         """The trace itself, for objects that may outlive it and hold a stand-in."""
         itself = self._itself()
@@ -106,7 +106,7 @@ class TraceContext:
 
     def in_fake_tensor_mode(self) -> bool:
         """Return whether the program is in a ``FakeTensorMode``, where torch's own devices are."""
-        return is_excluded(FAKE) and self._interceptor.inside != get_ident()
+        return is_excluded(FAKE) and not self.inside
 
     @property
     def describes(self) -> bool:
@@ -114,14 +114,9 @@ class TraceContext:
         return self._parts.attribution.facts.describes == get_ident()
 
     @property
-    def compiles(self) -> bool:
-        """Whether the program's compiler is at work."""
-        return self._interceptor.mode.compiles
-
-    @property
-    def compiles_for_gpu(self) -> bool:
-        """Whether the program's compiler is at work on what has tensors on the GPU."""
-        return self._interceptor.mode.compiles and not self._interceptor.mode.graph_on_host
+    def mode(self) -> RunMode:
+        """How operators are run at the moment."""
+        return self._interceptor.mode
 
     def record(self, tensor: Tensor) -> StorageRecord | None:
         """Return the ledger's record of a tensor's storage, or None where it has none."""
@@ -150,7 +145,7 @@ class TraceContext:
 
     def record_at_compiler(self, tensor: Tensor) -> StorageRecord | None:
         """Return the record of a tensor that the program's compiler looks at, on any device."""
-        if not self.compiles or not self.on_thread():
+        if not self.mode.compiles or not self.on_thread():
             return None
         return self._parts.ledger.records.get(private.storage_address(tensor))
 
@@ -167,7 +162,7 @@ class TraceContext:
 
     def is_on_gpu(self, tensor: Tensor) -> bool:
         """Return whether a tensor is on the fake GPU."""
-        if self._interceptor.mode.makes_graphs:  # of fake tensors, which have no record
+        if self.mode.makes_graphs:  # of fake tensors, which have no record
             return self.target.gpu is not None and tensor.device.type == "cuda"
         record = self.record(tensor)
         return record is not None and record.ledger.device.type == "cuda"
@@ -184,7 +179,7 @@ class TraceContext:
     def device_beside(self, args: Args, kwargs: Kwargs) -> torch.device:
         """Return where that is made which C++ asks the CPU for in a call of an operator."""
         if self.is_placing:
-            return self._interceptor.mode.placed_on or _CPU
+            return self.mode.placed_on or _CPU
         for tensor in argument_tensors((args, kwargs)):
             record = self.record(tensor)
             return _CPU if record is None else record.ledger.device
@@ -194,7 +189,7 @@ class TraceContext:
         """Return a tensor that C++ made of Python numbers as it is in the trace."""
         if self.record(tensor) is not None:
             return tensor
-        device = self._interceptor.mode.placed_on if self.is_placing else None
+        device = self.mode.placed_on if self.is_placing else None
         conversion, frame = self._parts.conversion, sys._getframe(1)
         with self.working():
             return conversion.lift(tensor, device or _CPU, frame)
@@ -265,10 +260,6 @@ class TraceContext:
             return True
         return bool(self._pinned) and private.storage_address(tensor) in self._pinned
 
-    def device(self, named: torch.device) -> torch.device:
-        """Return a device as the trace writes it; raise for a GPU that is not there."""
-        return self.target.normalise(named)
-
     def user_line(self) -> str:
         """Return the line of the traced program that is running, as errors begin."""
         return self._parts.attribution.user_line() or "the traced program"
@@ -282,7 +273,7 @@ class TraceContext:
         values = self._parts.values
         if not values.affords(operations):
             return None
-        aside = self._interceptor.mode._replace(aside=True)
+        aside = self.mode._replace(aside=True)
         with self.turn(), torch.no_grad(), self._interceptor.in_mode(aside):
             try:
                 return compute()
@@ -362,7 +353,7 @@ class TraceContext:
     @property
     def is_placing(self) -> bool:
         """Whether ``placing_on`` is in force."""
-        return self._interceptor.mode.placed_on is not None and self._threads.last == get_ident()
+        return self.mode.placed_on is not None and self._threads.last == get_ident()
 
     @property
     def gpu(self) -> Gpu:

@@ -298,14 +298,13 @@ class Conversion:
         origin, shape = Origin(Phase.BASELINE, module), tuple(tensor.shape)
         entry = Allocation(nbytes, kind, origin, shape, dtype_name(tensor.dtype), label)
         hollow = not self.mapped.is_known(storage)
-        index, *_ = self._expected.pop(private.storage_address(tensor), (0,))
-        if index:  # the program has made it in this trace
-            record = self._ledger.attach(storage, index, device, hollow)
-        else:
-            made_meanwhile = private.storage_address(tensor) in self.handed
+        made_here, *_ = self._expected.pop(private.storage_address(tensor), (0,))
+        made_meanwhile = private.storage_address(tensor) in self.handed
+        index = made_here or device.add(entry, not made_meanwhile)
+        record = self._ledger.attach(storage, index, device, hollow)
+        if not made_here:
             if made_meanwhile:
                 self.from_threads[self._attribution.user_line()] = None
-            record = self._ledger.book(storage, entry, device, not made_meanwhile, hollow)
             self._met.append(record)
             self._note_foreign(record, storage)
         if private.has_memory(storage) and self._values.worth_knowing(tensor.dtype, tensor.numel()):
@@ -460,7 +459,7 @@ class Conversion:
         index, *_ = self._expected.pop(private.storage_address(tensor), (0,))
         if index:  # of the host, where its values are read before they go to ``device``
             self._ledger.on(_CPU).remove(index)
-        record = self._ledger.book(storage, entry, on, hollow=hollow, memory=memory)
+        record = self._ledger.attach(storage, on.add(entry), on, hollow, memory)
         if not hollow and self._values.worth_knowing(tensor.dtype, tensor.numel()):
             self._remember(record, tensor)
         return record
@@ -529,7 +528,8 @@ class Conversion:
         storage = private.hollow_storage(nbytes, memory)
         origin = Origin(Phase.BASELINE, module)
         entry = Allocation(nbytes, kind, origin, output.shape, dtype_name(output.dtype), label)
-        record = self._ledger.book(storage, entry, self._ledger.on(device), memory=memory)
+        on = self._ledger.on(device)
+        record = self._ledger.attach(storage, on.add(entry), on, hollow=True, memory=memory)
         if kept:
             self._contents.show(record)
         return private.read_as(tensor, output.on(storage))

@@ -224,8 +224,7 @@ class FactCollector:
         if outer is None:
             if task == -1:  # a checkpoint calls by itself what a model called before
                 self._settings_of(path, module)
-                if (dtype := torch.get_default_dtype()) != torch.float32:  # set meanwhile, too
-                    self._known[Topic.SETTINGS]["torch.set_default_dtype"] = str(dtype)
+                self.settings()  # what was set meanwhile, too
                 self._count(Topic.CALLS, path, self._line)
                 for one in mode.beside(_USUAL):
                     if one.name in ("no_grad", "eval", AUTOCAST):
@@ -312,11 +311,11 @@ class FactCollector:
         self._count(Topic.COMPILED, "graphs", self._line, 1)
         if broken_at:
             self._count(Topic.COMPILED, "breaks", lambda: broken_at)
-        self._known[Topic.SETTINGS] = {**self._known[Topic.SETTINGS], **asked}
+        self._known[Topic.SETTINGS].update(asked)
 
     def settings(self) -> None:
-        """Take note of the settings that the step begins with."""
-        self._known[Topic.SETTINGS] = figure_settings(self.device)
+        """Take note of the settings that figures depend on now."""
+        self._known[Topic.SETTINGS].update(figure_settings(self.device))
 
     def model(self, root: nn.Module) -> None:
         """Take note of an outermost module's parameters: their sizes, what is frozen, what one."""
@@ -361,7 +360,8 @@ class FactCollector:
         for path, (config, own) in self._configurations.items():
             self._note_configuration(path, config, own)
         found = {topic: dict(known) for topic, known in self._known.items()}
-        modes = sorted((self._modes | self._unreached() | self._called_in_part()).items())
+        repeated, in_part = self._called_inside()
+        modes = sorted((self._modes | self._unreached() | in_part).items())
         found[Topic.MODES] = _by_pattern(modes, InMode)
         layers = sorted(self._layers.items(), key=lambda item: (item[0][0], str(item[0][1])))
         found[Topic.LAYERS] = _by_pattern(
@@ -376,7 +376,7 @@ class FactCollector:
                 found[topic] = {}
         for topic, counted in self._counts.items():
             found[topic] = {name: Calls(n, tuple(lines)) for name, (n, lines) in counted.items()}
-        found[Topic.CALLS] |= self._repeated()
+        found[Topic.CALLS] |= repeated
         for name, calls_of in [*found[Topic.CALLS].items()]:
             path = name.rpartition(", of ")[2]
             if path != name and calls_of == found[Topic.CALLS][path]:
@@ -472,35 +472,25 @@ class FactCollector:
         for name, child in module.named_children():
             self._find_frozen(child, f"{path}.{name}", frozen)
 
-    def _repeated(self) -> dict[str, Calls]:
-        """Return the modules that each call of the module around them calls more than once, and
-        how many checkpoints there are that span several.
+    def _called_inside(self) -> tuple[dict[str, Calls], _Patterns]:
+        """Return the modules that each call of the module around them calls more than once, with
+        how many checkpoints there are that span several; and those that only some calls call.
         """
-        found: dict[str, Calls] = {}
-        for path, number, outer in self._called_inside():
+        repeated: dict[str, Calls] = {}
+        in_part = _Patterns()
+        for path, number in self._times.items():
             pattern = fold(path)[0]
-            if number // outer > max(1, found.get(pattern, Calls()).number):
-                found[pattern] = Calls(number // outer)
+            around = next((one for one in prefixes(path)[-2::-1] if one in self._times), path)
+            outer = self._times[around]
+            if number < outer:
+                in_part.note(path, InMode(IN_PART, f"{number} of {outer}"))
+            elif number // outer > max(1, repeated.get(pattern, Calls()).number):
+                repeated[pattern] = Calls(number // outer)
         for pattern, spans in self._checkpoints.items():
             modules = len(self._modes[pattern, InMode("recomputed")])
             if (number := modules * len(spans) // spans.total()) < modules:  # each in several steps
-                found[f"{CHECKPOINT}{pattern}"] = Calls(number)
-        return found
-
-    def _called_inside(self) -> Iterator[tuple[str, int, int]]:
-        """Yield how often each module in another one was called, and the module around it."""
-        for path, number in self._times.items():
-            around = next((one for one in prefixes(path)[-2::-1] if one in self._times), None)
-            if around is not None:
-                yield path, number, self._times[around]
-
-    def _called_in_part(self) -> _Patterns:
-        """Return the modules that only some calls of the module around them call."""
-        found = _Patterns()
-        for path, number, outer in self._called_inside():
-            if number < outer:
-                found.note(path, InMode(IN_PART, f"{number} of {outer}"))
-        return found
+                repeated[f"{CHECKPOINT}{pattern}"] = Calls(number)
+        return repeated, in_part
 
     def _unreached(self) -> _Patterns:
         """Return the outermost modules that no backward comes to, by pattern and mode."""

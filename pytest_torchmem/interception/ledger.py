@@ -294,18 +294,6 @@ class Ledger:
         for ledger in self.devices.values():
             ledger.phases.append((len(ledger.events), self.phase))
 
-    def book(
-        self,
-        storage: torch.UntypedStorage,
-        entry: Allocation,
-        ledger: DeviceLedger,
-        earlier: bool = False,
-        hollow: bool = True,
-        memory: Tensor | None = None,
-    ) -> StorageRecord:
-        """Write down that ``storage`` was made; it is struck off when its last reference dies."""
-        return self.attach(storage, ledger.add(entry, earlier), ledger, hollow, memory)
-
     def attach(
         self,
         storage: torch.UntypedStorage,

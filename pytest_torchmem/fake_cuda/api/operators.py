@@ -59,7 +59,7 @@ def _placing(original: Callable[..., Any], trace: TraceContext) -> Callable[...,
         if not (kwargs and "device" in kwargs) and self not in _PUTS:
             return original(self, *args, **kwargs)
         device = kwargs["device"] if "device" in kwargs else args[1] if len(args) > 1 else None
-        if device is None or trace.off() or trace.is_placing or trace.compiles:
+        if device is None or trace.off() or trace.is_placing or trace.mode.compiles:
             return original(self, *args, **kwargs)
         caller = sys._getframe(1)
         if is_own(caller.f_code) or trace.in_fake_tensor_mode():
@@ -148,7 +148,7 @@ class DispatchModes(Functions):
     ) -> Any:
         """Ask a mode, with the device that is meant."""
         trace, device = self._trace, kwargs.get("device") if kwargs else None
-        outside = trace.off() or trace.compiles or trace.in_fake_tensor_mode()
+        outside = trace.off() or trace.mode.compiles or trace.in_fake_tensor_mode()
         if not outside and getattr(device, "type", None) == "cpu":
             kwargs = {**kwargs, "device": trace.device_beside(args, kwargs)}
         elif func is _LIFT and not outside:
@@ -182,7 +182,7 @@ def _seeing(original: Callable[..., Any], trace: TraceContext) -> Callable[..., 
             kwargs = {**kwargs, "device": device}
         if func is _TO_COPY.default and device is not None and device.type == "cuda":
             known = getattr(args[0], "constant", None)
-            if known is not None and not trace.compiles and trace.on_thread():
+            if known is not None and not trace.mode.compiles and trace.on_thread():
                 # To C++ there is no GPU that it could copy the constant to.
                 with having(args[0], constant=None):
                     made = original(self, func, types, args, kwargs)
@@ -191,7 +191,7 @@ def _seeing(original: Callable[..., Any], trace: TraceContext) -> Callable[..., 
                 return made
         if on_host and _guesses_gpu(self, trace):
             from_gpu = func in _BESIDE_TENSOR and args[0].device.type == "cuda"
-            if (from_gpu or _makes(func, args)) and _is_guess(func, trace.compiles):
+            if (from_gpu or _makes(func, args)) and _is_guess(func, trace.mode.compiles):
                 kwargs = {**kwargs, "device": trace.device(_CURRENT_GPU)}
         return original(self, func, types, args, kwargs)
 
@@ -202,8 +202,8 @@ def _guesses_gpu(mode: Any, trace: TraceContext) -> bool:
     """Return whether what C++ makes in a mode is made for tensors on the GPU."""
     if not trace.on_thread():
         return False
-    if trace.compiles:
-        return trace.compiles_for_gpu
+    if trace.mode.compiles:
+        return not trace.mode.graph_on_host
     fakes = mode if isinstance(mode, modes.FakeTensorMode) else modes.fake_tensor_mode()
     return getattr(fakes, STANDS_FOR_GPU, False)
 

@@ -104,7 +104,7 @@ def bindings() -> dict[str, Callable[..., Any]]:
         "_cuda_getCurrentStream": lambda device: _triple(cuda.current_stream(device)),
         "_cuda_getDefaultStream": lambda device: _triple(cuda.default_stream(device)),
         "_cuda_getDevice": lambda: cuda.current_device(),
-        "_cuda_isCurrentStreamCapturing": _is_capturing,
+        "_cuda_isCurrentStreamCapturing": lambda: cuda.is_current_stream_capturing(),
         "_cuda_maybeExchangeDevice": _select,
         "_cuda_setDevice": lambda device: cuda.set_device(device),
         "_cuda_setStream": _set_stream,
@@ -128,11 +128,6 @@ def _set_stream(stream_id: int, device_index: int, device_type: int) -> None:
 
 def _triple(stream: Any) -> tuple[int, int, int]:
     return stream.stream_id, stream.device_index, stream.device_type
-
-
-def _is_capturing() -> bool:
-    stream = torch.cuda.current_stream()
-    return streams.capture_of(stream.device_index, stream.stream_id) is not None
 
 
 _CUDA = (torch.cuda, torch.cuda.graphs, torch.cuda.memory, torch.cuda.random, torch.cuda.streams)

@@ -474,7 +474,7 @@ class ValueMethods(Functions):
             or self._trace.values.uses_captured(record)
         ):
             return original(tensor)
-        if self._trace.compiles:
+        if self._trace.mode.compiles:
             # What makes fake tensors asks for numbers on the host, and takes those that are not
             # finite as they come (torch/_subclasses/fake_tensor.py, ``from_real_tensor``).
             return math.nan

@@ -122,13 +122,7 @@ def _to_lists(place: Place, lists: Any, inputs: Any, *_: Any) -> Iterator[Copy]:
 
 
 def _from_lists(place: Place, outputs: Any, lists: Any, *_: Any) -> Copies:
-    if not lists:  # only the process that scatters has any
-        return ()
-    return (Copy(out, inputs[place.rank]) for out, inputs in zip(outputs, lists, strict=True))
-
-
-def _reduce_lists(place: Place, outputs: Any, lists: Any, *_: Any) -> Copies:
-    pairs = zip(outputs, lists, strict=True)
+    pairs = zip(outputs, lists, strict=bool(lists))  # only the process that scatters has any
     return (Copy(out, inputs[place.rank], place.reduced) for out, inputs in pairs)
 
 
@@ -150,7 +144,7 @@ _COLLECTIVES: dict[str, Callable[..., Copies]] = {
     "c10d::broadcast_": _nothing,
     "c10d::gather_": _to_lists,
     "c10d::reduce_": _reduce_to_one,
-    "c10d::reduce_scatter_": _reduce_lists,
+    "c10d::reduce_scatter_": _from_lists,
     "c10d::_reduce_scatter_base_": _scattered,
     "c10d::reduce_scatter_tensor_coalesced_": partial(_each, _scattered),
     "c10d::scatter_": _from_lists,
