@@ -38,7 +38,7 @@ from pytest_torchmem.torch_private.keys import (
     all_operators,
     find_operator,
     has_kernel,
-    has_kernels,
+    is_dispatched,
     is_view,
     schema,
 )
@@ -71,7 +71,7 @@ def describe() -> Description:
         for name in sorted(all_operators())
         if name.startswith("aten::")
         and (operator := find_operator(name.removeprefix("aten::"))) is not None
-        and has_kernels(operator)
+        and is_dispatched(operator.name())
         and not any(argument.is_out for argument in schema(operator).arguments)
     }
     import_package()

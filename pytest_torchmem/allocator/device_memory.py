@@ -283,14 +283,9 @@ class Block:
 
     def split(self, size: int) -> Block:
         """Return the first ``size`` bytes as a block of their own; what is left stays this one."""
-        before, address = self.before, self.address
-        block = Block(address, size, self.stream, self.pool, self.expandable)
-        block.after = self
-        if before is not None:
-            block.before = before
-            before.after = block
-        self.before = block
-        self.address = address + size
+        block = self.part(self.address, size)
+        block.splice(self.before, self)
+        self.address += size
         self.size -= size
         return block
 
@@ -337,7 +332,6 @@ class Pool:
         """Requests so far, by which the age of a free block is counted."""
 
     def insert(self, block: Block) -> None:
-        """Keep a free block."""
         block.age_base = self.searches
         free = self.free.get(block.stream)
         if free is None:
@@ -345,7 +339,6 @@ class Pool:
         insort(free, (block.size, block.address, block))
 
     def erase(self, block: Block) -> None:
-        """Take a free block out."""
         blocks = self.free[block.stream]
         del blocks[bisect_left(blocks, (block.size, block.address))]
 
@@ -354,11 +347,9 @@ class Pool:
         return [block for stream in sorted(self.free) for _, _, block in self.free[stream]]
 
     def insert_unmapped(self, block: Block) -> None:
-        """Keep addresses that have no memory."""
         insort(self._unmapped.setdefault(block.stream, []), (block.address, block))
 
     def erase_unmapped(self, block: Block) -> None:
-        """Take addresses without memory out."""
         blocks = self._unmapped[block.stream]
         del blocks[bisect_left(blocks, (block.address,))]
 

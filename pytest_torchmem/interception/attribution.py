@@ -242,7 +242,6 @@ class Attribution:
         self.fused.setdefault(name, self.user_line())
 
     def note_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Take note of an optimizer that has made a step."""
         self.facts.optimizer(optimizer)
         if self.on_optimizer_step is not None:
             self.on_optimizer_step(optimizer)
@@ -588,7 +587,6 @@ def code_made_by(function: Callable[..., Any], name: str) -> CodeType:
 
 
 def is_own(code: CodeType) -> bool:
-    """Return whether code is of this package."""
     return code.co_filename.startswith(_OWN_ROOT)
 
 

@@ -150,7 +150,6 @@ class TraceContext:
         return self._parts.ledger.records.get(private.storage_address(tensor))
 
     def record_of(self, storage: torch.UntypedStorage) -> StorageRecord | None:
-        """Return the ledger's record of a storage, or None where it has none."""
         return None if self.off() else self._parts.ledger.records.get(storage._cdata)
 
     def without_memory(self, tensor: Tensor) -> StorageRecord | None:
@@ -161,7 +160,6 @@ class TraceContext:
         return record if record is not None and (record.hollow or record.outdated) else None
 
     def is_on_gpu(self, tensor: Tensor) -> bool:
-        """Return whether a tensor is on the fake GPU."""
         if self.mode.makes_graphs:  # of fake tensors, which have no record
             return self.target.gpu is not None and tensor.device.type == "cuda"
         record = self.record(tensor)
@@ -199,7 +197,6 @@ class TraceContext:
         return self.record(tensor) is None or self.made_before_step(tensor)
 
     def made_before_step(self, tensor: Tensor) -> bool:
-        """Return whether a tensor's storage was there before the step."""
         record = self.record(tensor)
         return record is not None and record.ledger.origin(record.index).phase is Phase.BASELINE
 

@@ -207,7 +207,6 @@ def _without_hollow_gradient(leaf: Tensor, survivors: Mapping[int, StorageRecord
 
 
 def address_of(tensor: Tensor) -> int | None:
-    """Return the address of a tensor's storage, ``None`` where it has none."""
     try:
         return private.storage_address(storage_holder(tensor))
     except (RuntimeError, NotImplementedError):
@@ -588,7 +587,6 @@ class MappedFiles:
         self._files: list[_Mapped] = []
 
     def add(self, storage: torch.UntypedStorage, unknown: Sequence[Region]) -> None:
-        """Take note of a file that was mapped as a whole."""
         self._files.append(_Mapped(weakref.ref(storage), unknown))
 
     def holds(self, storage: torch.UntypedStorage) -> bool:

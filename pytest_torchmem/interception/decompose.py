@@ -146,15 +146,10 @@ class Decompositions:
         if kwargs.get("device") is not None:
             kwargs = {**kwargs, "device": _CPU}
         args = operator.with_numbers_as_tensors(call.args, "cpu")
-        outermost = device.asked is None
-        if device.asked is None:
-            device.asked = []
-        asked, position, earlier = device.asked, len(device.events), len(device.asked)
-        outer_asked, self._asked = self._asked, []
-        outer_by_values, self.by_values = self.by_values, False
-        outer, self._within = self._within, (device, origin)
-        interceptor = self._interceptor
-        try:
+        asked, position = [] if device.asked is None else device.asked, len(device.events)
+        earlier, own, interceptor = len(asked), list[Workspace](), self._interceptor
+        in_body = having(self, _asked=own, _within=(device, origin), by_values=False)
+        with having(device, asked=asked), in_body:
             with (
                 self.within(operator.name),
                 interceptor.placing_on(device.device),
@@ -162,12 +157,9 @@ class Decompositions:
             ):
                 result = body(*args, **kwargs)
             self._numbers.settle()
-        finally:
-            inner, self._asked = joined(self._asked), outer_asked
-            self._within = outer
-            by_values, self.by_values = self.by_values, self.by_values or outer_by_values
-            if outermost:
-                device.asked = None
+            by_values = self.by_values
+        self.by_values |= by_values
+        inner = joined(own)
         if has_sparse((result,), {}) or has_compressed((result,), {}):
             return result, None
         plan = plans.plan_of_result(result, call.tensors)

@@ -44,6 +44,7 @@ from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
 from pytest_torchmem.torch_private.kernels import run_nested_kernel
 from pytest_torchmem.torch_private.keys import outside_interception
+from pytest_torchmem.torch_private.patches import having
 from pytest_torchmem.torch_private.tensors import nowhere, storage_address
 
 _NO_MEMORY = "its data is not allocated"
@@ -72,14 +73,9 @@ class Layouts:
         return None
 
     def run_nested(self, operator: OperatorSpec, args: Args, kwargs: Kwargs) -> Any:
-        placement, values = self._placement, self._values
-        where, placement.nested = placement.nested, self.device_of(args, kwargs)
-        limit, values.limit = values.limit, LIMIT_NESTED
-        try:
-            with self._interceptor.intercepting():
-                return self._run_nested(operator, args, kwargs)
-        finally:
-            placement.nested, values.limit = where, limit
+        where = having(self._placement, nested=self.device_of(args, kwargs))
+        with where, having(self._values, limit=LIMIT_NESTED), self._interceptor.intercepting():
+            return self._run_nested(operator, args, kwargs)
 
     def run_sparse(self, operator: OperatorSpec, args: Args, kwargs: Kwargs) -> Any:
         return self._run_parts(sparse.run_sparse, operator, args, kwargs)

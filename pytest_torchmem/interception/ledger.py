@@ -222,7 +222,6 @@ def _operator_calls(calls: list[Any], shift: int) -> tuple[OperatorCall, ...]:
 
 @cache
 def dtype_name(dtype: torch.dtype) -> str:
-    """Return the name of a dtype as allocations have it."""
     return str(dtype).removeprefix("torch.")
 
 

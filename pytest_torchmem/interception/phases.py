@@ -32,7 +32,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from threading import get_ident
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -64,14 +64,6 @@ _OUTLIVED: set[int] = set()
 """Threads that outlived their trace and have not run an operator since."""
 
 
-class PerThread(Protocol):
-    """A part of a trace that is in another state for each thread."""
-
-    @property
-    def per_thread(self) -> Mapping[str, Callable[[], Any]]:
-        """The attributes that make up the state, with what makes those of a new thread."""
-
-
 class TraceThreads:
     """Which threads are in a trace, and whose turn it is."""
 
@@ -90,7 +82,7 @@ class TraceThreads:
         """Called by a thread at its end, in a turn of its own."""
         self._joined: dict[int, Any] = {}
         """The same of those that were started in it and have not ended, whether or not it is on."""
-        self._parts: list[PerThread] = []
+        self._parts: list[Any] = []
         self._states: dict[int, list[list[Any]]] = {}
         self._process = os.getpid()
         self._over = False
@@ -147,8 +139,10 @@ class TraceThreads:
 
     # -- whose turn it is --------------------------------------------------------------------------
 
-    def swap(self, *parts: PerThread) -> None:
-        """Let the state of parts be put aside when another thread has its turn."""
+    def swap(self, *parts: Any) -> None:
+        """Let the state of parts be put aside when another thread has its turn: the attributes of
+        their ``per_thread``, with what makes those of a new thread.
+        """
         self._parts.extend(parts)
 
     def begin_turn(self) -> Any:
@@ -374,7 +368,6 @@ class Streams:
 
     @property
     def _written(self) -> int:
-        """What the ledger has as the current stream."""
         return self._ledger.stream
 
     @_written.setter

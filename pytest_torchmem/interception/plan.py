@@ -79,7 +79,6 @@ class Call:
         return {id(one) for one in argument_tensors(self.operator.written(self.args, self.kwargs))}
 
     def all_written(self) -> set[int]:
-        """Return the ids of all tensors that it writes to."""
         written = self.operator.all_written(self.args, self.kwargs)
         return {id(one) for one in argument_tensors(written)}
 

@@ -39,7 +39,6 @@ from pytest_torchmem.torch_private.tensors import sparse_indices, sparse_values,
 
 
 def has_sparse(args: Args, kwargs: Kwargs) -> bool:
-    """Return whether a sparse COO tensor is among the arguments of an operator."""
     return any(tensor.layout is torch.sparse_coo for tensor in argument_tensors((args, kwargs)))
 
 
@@ -319,7 +318,6 @@ class SparseValues:
 
 
 def strided_parts(tensor: Tensor) -> tuple[Tensor, ...]:
-    """Return the strided tensors that a tensor consists of."""
     if tensor.layout is torch.sparse_coo:
         return sparse_indices(tensor), sparse_values(tensor)
     if tensor.layout in COMPRESSED:

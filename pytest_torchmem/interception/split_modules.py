@@ -23,12 +23,7 @@ from torch import nn
 
 from pytest_torchmem.errors import UnsupportedOperatorError
 from pytest_torchmem.interception.context import LASTING, Layer, TraceContext, calling
-from pytest_torchmem.interception.python_api.program import (
-    LAUNCHER,
-    LAUNCHES,
-    Processes,
-    launch_agent,
-)
+from pytest_torchmem.interception.python_api import program
 from pytest_torchmem.interception.world import refuse_symmetric_memory
 from pytest_torchmem.profile.timeline import Kind
 from pytest_torchmem.step.imports import told_of_imports
@@ -54,7 +49,7 @@ _SYMMETRIC = f"torch.distributed.{distributed.SYMMETRIC_MEMORY}"
 _FOLLOWED = (
     *(f"torch.distributed.{name}" for name in ("fsdp", "tensor", "checkpoint", "pipelining")),
     _SYMMETRIC,
-    LAUNCHER,
+    program.LAUNCHER,
 )
 
 
@@ -181,8 +176,12 @@ class _Splitting:
             # (torch/distributed/pipelining/stage.py).
             yield patches.pipeline_stage(), patches.FORWARD_VOTE, self._vote
             yield patches.pipeline_stage(), patches.BACKWARD_RESULT, self._tell_vote
-        if module == LAUNCHER:
-            yield sys.modules.get(LAUNCHER), LAUNCHES, partial(launch_agent, self._trace)
+        if module == program.LAUNCHER:
+            yield (
+                sys.modules.get(program.LAUNCHER),
+                program.LAUNCHES,
+                partial(program.launch_agent, self._trace),
+            )
 
     def forget_states(self) -> None:
         """Forget what ``fully_shard`` made for modules, which are given back as they were."""
@@ -312,7 +311,7 @@ def _of_processes(trace: TraceContext) -> Layer[None]:
     reads from memory (torch/csrc/distributed/c10d/reducer.cpp,
     ``verify_params_across_processes``). In a trace all processes run the same program.
     """
-    replacements, verify = Processes(trace).replacements(), patches.VERIFY_PARAMETERS
+    replacements, verify = program.Processes(trace).replacements(), patches.VERIFY_PARAMETERS
     original = getattr(torch.distributed, verify, None)
     if original is None:
         return Layer(replacements, None)

@@ -84,8 +84,6 @@ def names_of_cell(cell: types.CellType) -> Names:
 
 
 def names_of_globals(variables: dict[str, Any], names: Collection[str]) -> Names:
-    """Return some of a module's global variables."""
-
     def read() -> dict[str, Any]:
         return {name: variables[name] for name in names if name in variables}
 
@@ -471,21 +469,11 @@ def resolved(one: Any) -> Any:
     return one.found() if isinstance(one, Reference) else one
 
 
-def all_resolved(contents: Any) -> Any:
-    """Return contents with what was noted in the place of what stands for it."""
-    if not isinstance(contents, dict):
-        return [*map(resolved, contents)]
-    found = {
-        name: one.found() if isinstance(one, Reference) else one for name, one in contents.items()
-    }
-    if any(issubclass(kind, Reference) for kind in set(map(type, found))):
-        return {resolved(name): one for name, one in found.items()}
-    return found
-
-
 def settled(contents: Any, now: Any) -> Any:
-    """Return the same; what is gone of it stays as it is ``now``, or away."""
-    found = all_resolved(contents)
+    """Return contents with what was noted in the place of what stands for it; what is gone of them
+    stays as it is ``now``, or away.
+    """
+    found = mapped(resolved, contents)
     if not any(map(_is_gone, _parts(found))):  # as of most
         return found
     if isinstance(found, dict):

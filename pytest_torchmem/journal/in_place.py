@@ -8,6 +8,7 @@ note is taken before of what it had.
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from itertools import compress
 from operator import attrgetter
@@ -20,15 +21,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from pytest_torchmem.journal.contents import (
-    GONE,
-    ProgramState,
-    Reached,
-    Reference,
-    Weak,
-    fill,
-    resolved,
-)
+from pytest_torchmem.journal import contents
 from pytest_torchmem.profile.timeline import Kind
 from pytest_torchmem.step.trees import modules_by_path, tensors_in
 from pytest_torchmem.torch_private import tensors as private
@@ -41,30 +34,21 @@ _hooks_of: Callable[[Tensor], tuple[Any, Any]] = attrgetter(*_HOOKS)
 _NO_HOOKS = None, None
 
 
-class Given(Reference):
+@dataclass(slots=True, eq=False, repr=False)
+class Given(contents.Reference):
     """A tensor that a step begins with, which is not kept alive, and what it is to the model."""
 
-    __slots__ = ("anew", "kind", "moves", "name", "path", "scripted", "tensor")
-
-    def __init__(
-        self,
-        tensor: Tensor,
-        kind: Kind,
-        name: str = "",
-        path: str | None = None,
-        *,
-        moves: bool = True,
-        scripted: Any = None,
-    ) -> None:
-        self.tensor, self.kind, self.name = Weak(tensor), kind, name
-        self.path = path
-        """That of the module which it is a parameter or buffer of; None for others."""
-        self.moves = moves
-        """Whether it goes to the device with the model or as an input."""
-        self.scripted = scripted
-        """The module in C++ that holds it."""
-        self.anew: Tensor | None = None
-        """What takes its place where a step has let go of it."""
+    tensor: contents.Weak
+    kind: Kind
+    name: str = ""
+    path: str | None = None
+    """That of the module which it is a parameter or buffer of; None for others."""
+    moves: bool = True
+    """Whether it goes to the device with the model or as an input."""
+    scripted: Any = None
+    """The module in C++ that holds it."""
+    anew: Tensor | None = None
+    """What takes its place where a step has let go of it."""
 
     def found(self) -> Tensor | None:
         tensor = self.tensor()
@@ -75,7 +59,7 @@ Other = Callable[[Tensor, Given], Tensor | None]
 """Makes what a tensor is to lie on for the length of a step, if it is to."""
 
 
-class _Tensor(Reference):
+class _Tensor(contents.Reference):
     """A tensor as it was, and ``own``, which has its data; it may be kept alive or not."""
 
     __slots__ = ("_attributes", "_hooked", "_hooks", "_kind", "one", "own")
@@ -98,7 +82,7 @@ class _Tensor(Reference):
     def exchange(self, tensor: Tensor) -> None:
         """Let the tensor be ``own``, with its hooks, which C++ has with the implementation."""
         _exchange(tensor, self.own)
-        self.one = Weak(tensor)
+        self.one = contents.Weak(tensor)
         if any(self._hooks):
             for name, table in zip(_HOOKS, self._hooks, strict=True):
                 if table:
@@ -112,7 +96,7 @@ class _Tensor(Reference):
         if type(tensor) is not self._kind:
             tensor.__class__ = self._kind
         if self._attributes or tensor.__dict__:
-            fill(tensor.__dict__, self._attributes)
+            contents.fill(tensor.__dict__, self._attributes)
         if _hooks_of(tensor) == _NO_HOOKS == self._hooks:  # as of most
             return
         for name, own, before in zip(_HOOKS, self._hooks, self._hooked, strict=True):
@@ -121,7 +105,7 @@ class _Tensor(Reference):
                     now.clear()
                 setattr(tensor, name, own)
             if own is not None:
-                fill(own, before)
+                contents.fill(own, before)
 
 
 class Gone:
@@ -144,20 +128,19 @@ class Noted(_Tensor):
         self._version = -1 if tensor.is_inference() else private.version_of(tensor)
         self._was = _geometry(tensor)
         self._nbytes = _storage_bytes(tensor)
-        self._other: Weak | None = None
+        self._other: contents.Weak | None = None
         """The tensor which has its data by a swap."""
-        self.one = Weak(tensor)
+        self.one = contents.Weak(tensor)
 
     def keep(self, tensor: Tensor) -> None:
-        """Keep the data of the tensor."""
         self.own = tensor.data
         self.one = self._watched(tensor)
 
-    def _watched(self, tensor: Tensor) -> Weak:
+    def _watched(self, tensor: Tensor) -> contents.Weak:
         own, gone = self.own, self._gone
         if self._nbytes is None:
-            return Weak(tensor)
-        return Weak(tensor, lambda _: gone.tell(own))
+            return contents.Weak(tensor)
+        return contents.Weak(tensor, lambda _: gone.tell(own))
 
     def swapped(self, other: Tensor) -> None:
         self._other = self._watched(other)
@@ -168,7 +151,7 @@ class Noted(_Tensor):
             tensor = super().found()
             self.keep(tensor)
             self.restore()
-        return GONE if tensor is None else tensor
+        return contents.GONE if tensor is None else tensor
 
     def restore(self) -> None:
         """Let the tensor be as it was, if it is there."""
@@ -181,7 +164,7 @@ class Noted(_Tensor):
             storage = self.own.untyped_storage()
             if storage.nbytes() != self._nbytes and storage.resizable():
                 storage.resize_(self._nbytes)
-        gradient = resolved(self._gradient)
+        gradient = contents.resolved(self._gradient)
         moved = self.own is not None and not _is_where(tensor, self.own)
         if moved or (self.own is not None and _geometry(tensor) != self._was):
             _let_lie(tensor, self.own, gradient)
@@ -202,7 +185,6 @@ def _is_hollow(tensor: Tensor) -> bool:
 
 
 def _storage_bytes(tensor: Tensor) -> int | None:
-    """Return what a strided tensor's storage takes."""
     if tensor.layout is not torch.strided or tensor.is_nested:
         return None
     try:
@@ -211,7 +193,7 @@ def _storage_bytes(tensor: Tensor) -> int | None:
         return None
 
 
-class _Module(Reference):
+class _Module(contents.Reference):
     """A module as it was, which is not kept alive: one that a step lets go of is made anew of what
     it had.
     """
@@ -223,7 +205,7 @@ class _Module(Reference):
 
     def _hold(self, module: nn.Module) -> None:
         names = private.PARAMETERS, private.BUFFERS, private.CHILDREN
-        self.one = Weak(module, partial(_clear, [*map(self._own.get, names)]))
+        self.one = contents.Weak(module, partial(_clear, [*map(self._own.get, names)]))
 
     def found(self) -> nn.Module:
         found: nn.Module | None = self.one()
@@ -239,7 +221,7 @@ class _Module(Reference):
         if module is not None and type(module) is not self._kind:
             module.__class__ = self._kind  # as a lazy one changes it
         for name in dict.fromkeys((*_filled(own), *self._tables)):
-            fill(own.setdefault(name, {}), self._tables.get(name, {}))
+            contents.fill(own.setdefault(name, {}), self._tables.get(name, {}))
 
 
 def _filled(own: Mapping[str, Any]) -> Iterable[str]:
@@ -261,7 +243,7 @@ class InPlace:
 
     def __init__(
         self,
-        reached: Reached,
+        reached: contents.Reached,
         target: Any = None,
         args: Iterable[Any] = (),
         kwargs: Mapping[str, Any] = MappingProxyType({}),
@@ -289,10 +271,12 @@ class InPlace:
             if target is not None or args or kwargs:
                 for tensor in reached.every_tensor(held=True):
                     if id(tensor) not in self.given:
-                        self.given[id(tensor)] = Given(tensor, _kind_of(tensor), moves=False)
+                        self.given[id(tensor)] = Given(
+                            contents.Weak(tensor), _kind_of(tensor), moves=False
+                        )
         self._note_reached(reached)
 
-    def _note_reached(self, reached: Reached) -> None:
+    def _note_reached(self, reached: contents.Reached) -> None:
         with DisableTorchFunctionSubclass():
             for module in filter(None, (one() for one in reached.modules)):
                 if self.knows(module):
@@ -311,7 +295,7 @@ class InPlace:
         self._note_modules(value, f"{name}.")
         for tensor in tensors_in(value):
             if id(tensor) not in self.given:
-                self.given[id(tensor)] = Given(tensor, Kind.INPUT, name)
+                self.given[id(tensor)] = Given(contents.Weak(tensor), Kind.INPUT, name)
 
     def _note_modules(self, root: Any, prefix: str) -> None:
         for path, module in modules_by_path(root) if isinstance(root, nn.Module) else ():
@@ -322,7 +306,9 @@ class InPlace:
             for kind, table in _TABLES:
                 for name, tensor in (getattr(module, table) or {}).items():
                     if tensor is not None and id(tensor) not in self.given:
-                        given = Given(tensor, kind, begin + name, place, scripted=scripted)
+                        given = Given(
+                            contents.Weak(tensor), kind, begin + name, place, scripted=scripted
+                        )
                         self.given[id(tensor)] = given
 
     def note_on_gpu(self, tensors: Iterable[Tensor]) -> None:
@@ -331,12 +317,12 @@ class InPlace:
             for tensor in filter(private.is_on_real_gpu, tensors):
                 given = self.given.get(id(tensor))
                 if given is None or not given.moves:
-                    self.given[id(tensor)] = Given(tensor, _kind_of(tensor))
+                    self.given[id(tensor)] = Given(contents.Weak(tensor), _kind_of(tensor))
 
-    def references(self) -> Mapping[int, Reference]:
+    def references(self) -> Mapping[int, contents.Reference]:
         """Return what stands for its tensors and modules, by their ids."""
         notes: list[Noted | _Module] = [*self._noted.values(), *self.modules.values()]
-        found: dict[int, Reference] = {
+        found: dict[int, contents.Reference] = {
             id(one): noted for noted in notes for one in (noted.one(),) if one is not None
         }
         return found | self.given
@@ -386,7 +372,9 @@ class InPlace:
         laid = self._laid[id(tensor)] = _Tensor(tensor, made)
         laid.exchange(tensor)
         if gradient is not None:
-            self._lay(gradient, Given(gradient, Kind.OTHER, moves=given.moves), other)
+            self._lay(
+                gradient, Given(contents.Weak(gradient), Kind.OTHER, moves=given.moves), other
+            )
             tensor.grad = gradient
 
     # -- what a program changes itself -------------------------------------------------------------
@@ -431,10 +419,12 @@ class InPlace:
         """
         if self.knows(one) if isinstance(one, nn.Module) else one in self._optimizers:
             return
-        reached = Reached(None, one)
+        reached = contents.Reached(None, one)
         self._note_reached(reached)
-        self._others += [partial(fill, vars(one)[name], tables[name]) for name in tables]
-        self._others.append(ProgramState(reached, self.references(), of_modules=True).restore)
+        self._others += [partial(contents.fill, vars(one)[name], tables[name]) for name in tables]
+        self._others.append(
+            contents.ProgramState(reached, self.references(), of_modules=True).restore
+        )
 
     def note_new(self, optimizer: Optimizer) -> None:
         """Take note that a program has made an optimizer, which keeps its state."""

@@ -69,17 +69,12 @@ class ForwardDraws:
         return None if kept is None else _copy_of(kept)
 
 
-def state_of(generator: torch.Generator) -> Tensor:
-    """Return the whole state of a generator, also of one that programs are told another of."""
-    return _Generator.get_state(generator)
-
-
-def set_state_of(generator: torch.Generator, state: Tensor) -> None:
-    _Generator.set_state(generator, state)
+#: The whole state of a generator, also of one that programs are told another of.
+state_of: Callable[[torch.Generator], Tensor] = torch.Generator.get_state
+set_state_of: Callable[[torch.Generator, Tensor], object] = torch.Generator.set_state
 
 
 def content_of(state: Tensor) -> bytes:
-    """Return the bytes of a generator's state."""
     return ctypes.string_at(_address(state), state.numel())
 
 
@@ -148,7 +143,6 @@ class Draws:
 
 
 def drawing(draws: Draws) -> AbstractContextManager[None]:
-    """Have traces draw so."""
     return having(_Current, draws=draws)
 
 

@@ -24,16 +24,7 @@ from typing import Any
 import torch
 
 from pytest_torchmem.errors import UsageError
-from pytest_torchmem.torch_private.compiler import (
-    COMPILER,
-    INDUCTOR,
-    LOWERING,
-    NotNeeded,
-    compiled_calls,
-    import_compiler,
-    keep_stashed,
-    tables_of_originals,
-)
+from pytest_torchmem.torch_private import compiler
 from pytest_torchmem.torch_private.patches import nothing_replaced, replaced, replaced_all
 
 _KEEPS_EXCEPTIONS = frozenset({"bitsandbytes"})
@@ -61,7 +52,7 @@ def imports_apart(on_thread: Callable[[], bool] = lambda: False) -> Iterator[Non
     """
     bootstrap: Any = _frozen_importlib
     original: Callable[[str, Any], Any] = bootstrap._find_and_load
-    thread, not_needed = threading.get_ident(), NotNeeded()
+    thread, not_needed = threading.get_ident(), compiler.NotNeeded()
 
     def is_here() -> bool:
         return threading.get_ident() == thread or on_thread()
@@ -104,7 +95,7 @@ def _is_apart(name: str, followed: bool, frame: FrameType) -> bool:
         code = above.f_code
         if (code.co_filename, code.co_name) == _IMPORTING:
             return False
-        if of_torch and INDUCTOR in code.co_filename:
+        if of_torch and compiler.INDUCTOR in code.co_filename:
             return False
         above = above.f_back
     return True
@@ -113,7 +104,7 @@ def _is_apart(name: str, followed: bool, frame: FrameType) -> bool:
 def _import(original: Callable[[str, Any], Any], import_: Any, name: str) -> Any:
     # The compiler lists torch's own functions as it is imported (``constant_fold_functions``,
     # torch/_dynamo/variables/torch.py; ``lowerings``, torch/_inductor/lowering.py).
-    lists = name.startswith((COMPILER, LOWERING)) and name not in sys.modules
+    lists = name.startswith((compiler.COMPILER, compiler.LOWERING)) and name not in sys.modules
     with nothing_replaced() if lists else nullcontext():
         return original(name, import_)
 
@@ -166,7 +157,7 @@ def _on_another_thread(import_: Callable[..., Any], name: str) -> None:
             return
         made.extend(_of_this_thread({*sys.modules} - known))
         for _, values in made:
-            keep_stashed(values)
+            compiler.keep_stashed(values)
 
     worker = ThreadApart(target=run, name=f"import of {name}")
     worker.start()
@@ -224,7 +215,7 @@ def eager(when_called: Callable[[bool], None] = lambda _: None) -> Iterator[None
 
         def force_eager() -> None:
             stack.enter_context(torch.compiler.set_stance("force_eager"))
-            stack.enter_context(compiled_calls(lambda _, flexes: when_called(flexes)))
+            stack.enter_context(compiler.compiled_calls(lambda _, flexes: when_called(flexes)))
 
         with when_compiler_is_used(force_eager):
             yield
@@ -237,8 +228,8 @@ def when_compiler_is_used(start: Callable[[], None]) -> Iterator[None]:
     Programs import it themselves, too (``torch._dynamo.explain``, ``torch.compiler.reset``). What
     it lists of torch's functions from then on are torch's own.
     """
-    if is_imported(COMPILER):  # not while another thread imports it
-        with tables_of_originals():
+    if is_imported(compiler.COMPILER):  # not while another thread imports it
+        with compiler.tables_of_originals():
             start()
             yield
         return
@@ -249,15 +240,15 @@ def when_compiler_is_used(start: Callable[[], None]) -> Iterator[None]:
         if not started:
             started = True
             start()
-            stack.enter_context(tables_of_originals())
+            stack.enter_context(compiler.tables_of_originals())
 
     def compile(*args: Any, **kwargs: Any) -> Any:
-        import_compiler()
+        compiler.import_compiler()
         start_once()
         return original(*args, **kwargs)
 
     def imported(name: str) -> None:
-        if name.startswith(COMPILER) and is_imported(COMPILER):
+        if name.startswith(compiler.COMPILER) and is_imported(compiler.COMPILER):
             start_once()
 
     with ExitStack() as stack, replaced(torch, compile=compile), told_of_imports(imported):

@@ -502,16 +502,15 @@ def _caches() -> Iterator[Any]:
             yield from _with_cache(value)
             if isinstance(value, type) and value.__module__ == name:
                 for attribute in tuple(vars(value).values()):
-                    yield from _with_cache(getattr(attribute, "__func__", attribute))
-                    for inner in tuple(getattr(attribute, "__dict__", {}).values()):
-                        yield from _with_cache(inner)
-                        for deeper in tuple(getattr(inner, "__dict__", {}).values()):
-                            yield from _with_cache(deeper)
+                    yield from _with_cache(getattr(attribute, "__func__", attribute), levels=2)
 
 
-def _with_cache(value: Any) -> Iterator[Any]:
+def _with_cache(value: Any, levels: int = 0) -> Iterator[Any]:
+    """Yield what has a cache, of something and of its attributes so many levels deep."""
     if callable(getattr(value, "cache_clear", None)) and not isinstance(value, type):
         yield value
+    for inner in tuple(getattr(value, "__dict__", {}).values()) if levels else ():
+        yield from _with_cache(inner, levels - 1)
 
 
 _FULLY_SHARD = "torch.distributed.fsdp._fully_shard"

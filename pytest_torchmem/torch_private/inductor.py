@@ -269,7 +269,6 @@ def _reinterpreted(tensor: Tensor, size: Any, stride: Any, offset: int = 0) -> T
 
 
 def _buffers(lowering: Any) -> dict[str, OutputBuffer]:
-    """Return the buffers of a graph by name."""
     return {
         buffer.get_name(): _described(buffer.get_name(), buffer)
         for buffer in (*lowering.buffers, *lowering.operations)

@@ -133,6 +133,7 @@ schema: Callable[[OpOverload], torch.FunctionSchema] = private_attribute(
     "torch._ops.OpOverload._schema"
 )
 has_kernel: Callable[[str, Any], bool] = private("torch._C._dispatch_has_kernel_for_dispatch_key")
+#: Whether an operator is dispatched at all, and not TorchScript's alone.
 is_dispatched: Callable[[str], bool] = private("torch._C._dispatch_has_kernel")
 takes_numbers: Callable[[str], bool] = private("torch._C._should_allow_numbers_as_tensors")
 all_operators: Callable[[], list[str]] = private("torch._C._dispatch_get_all_op_names")
@@ -148,11 +149,6 @@ _returns_nothing: Callable[[OpOverload], bool] = private(
 _triton_operators: dict[str, Any] = private("torch._library.triton.triton_ops_to_kernels")
 _kernels_in_python: set[str] = private("torch.library._impls")
 _custom: Any = private("torch._library.simple_registry.singleton")
-
-
-def has_kernels(operator: OpOverload) -> bool:
-    """Return whether ``operator`` is dispatched at all, and not TorchScript's alone."""
-    return is_dispatched(operator.name())
 
 
 def is_composite_implicit(operator: OpOverload) -> bool:

@@ -127,7 +127,6 @@ def _try_kernels() -> None:
 
 
 def _try_cpu_kernel() -> None:
-    """Kernels are run by their key."""
     tensor = torch.ones(1)
     multiply = keys.find_operator("mul.Tensor")
     if (

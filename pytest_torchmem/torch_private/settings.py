@@ -224,7 +224,9 @@ def entered_settings() -> tuple[Setting, ...]:
         Setting(function_modes, partial(_leave, function_modes, _pop_function_mode)),
         Setting(dispatch_modes, partial(_leave, dispatch_modes, _pop_dispatch_mode)),
         Setting(partial(saved_tensors_hooks, False), _leave_saved_tensors_hooks),
-        Setting(_hooks_disabled, _disable_hooks_as),
+        Setting(
+            _hooks_disabled, lambda why: _enable_hooks() if why is None else _disable_hooks(why)
+        ),
         Setting(_dual_level, partial(_leave, _dual_level, forward_ad.exit_dual_level)),
         Setting(torch.is_inference_mode_enabled, _enter_inference_mode),
     )
@@ -263,20 +265,15 @@ def _leave_saved_tensors_hooks(before: Any) -> None:
         _pop_saved_tensors_hooks()
 
 
-def _disable_hooks_as(message: str | None) -> None:
-    _enable_hooks() if message is None else _disable_hooks(message)
-
-
 def _enter_inference_mode(enabled: bool) -> None:
     KEPT_GUARDS.append(_inference_mode(enabled))
     KEPT_GUARDS[-1].__enter__()
 
 
-def _set_default_device(before: Any) -> None:
-    torch.set_default_device(before.device if before is not None else None)
-
-
-_DEFAULT_DEVICE = Setting(global_device_context, _set_default_device)
+_DEFAULT_DEVICE = Setting(
+    global_device_context,
+    lambda before: torch.set_default_device(None if before is None else before.device),
+)
 _GRADIENTS = Setting(torch.is_grad_enabled, torch.set_grad_enabled)
 
 

@@ -32,13 +32,7 @@ from pytest_torchmem.interception.python_api.data import readable
 from pytest_torchmem.targets.target import as_device
 from pytest_torchmem.torch_private import modes, patches
 from pytest_torchmem.torch_private.names import listed
-from pytest_torchmem.torch_private.patches import (
-    ABSENT,
-    LookedAt,
-    Replacements,
-    make_wrapper,
-    metadata_handlers,
-)
+from pytest_torchmem.torch_private.patches import LookedAt, Replacements
 from pytest_torchmem.torch_private.tensors import has_dispatch, is_wrapper, wrapped_tensors
 
 _CPU = torch.device("cpu")
@@ -67,7 +61,7 @@ def factories(trace: TraceContext, looked_at: list[LookedAt]) -> Replacements:
     names = {one: getattr(one, "__name__", "") for one in modes.device_constructors()}
     replaced = {original: _factory(original, name) for original, name in names.items() if name}
     for name in filter(None, names.values()):
-        looked_at.append((vars(torch), name, vars(torch).get(name, ABSENT)))
+        looked_at.append((vars(torch), name, vars(torch).get(name, patches.ABSENT)))
     of_torch = {
         names[original]: factory
         for original, factory in replaced.items()
@@ -363,7 +357,7 @@ def fake_tensors(trace: TraceContext) -> Replacements:
         "__torch_dispatch__": staticmethod(torch_dispatch),
         "fake_device": said,
     }
-    handlers = metadata_handlers.original
+    handlers = patches.metadata_handlers.original
 
     def handler(args: Any) -> Any:
         found = handlers[modes.ASKS_FOR_DEVICE](args)
@@ -371,7 +365,7 @@ def fake_tensors(trace: TraceContext) -> Replacements:
 
     return [
         (modes.FakeTensor, replacements),
-        metadata_handlers.by({**handlers, modes.ASKS_FOR_DEVICE: handler}),
+        patches.metadata_handlers.by({**handlers, modes.ASKS_FOR_DEVICE: handler}),
     ]
 
 
@@ -485,7 +479,7 @@ class WrapperSubclasses(Functions):
             found = None if inner is None else inner.device
         return found
 
-    @instead_of(make_wrapper)
+    @instead_of(patches.make_wrapper)
     def make(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         """Make a wrapper (``torch.Tensor._make_wrapper_subclass``)."""
         if self._trace.off():

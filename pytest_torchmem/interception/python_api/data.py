@@ -310,7 +310,6 @@ class _Data(Functions):
     @instead_of(patches.to_dlpack[1])
     @instead_of(torch.utils.dlpack, "to_dlpack")
     def exported(self, original: Any, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Make a capsule of a tensor."""
         if self._trace.without_memory(tensor) is None:
             return original(tensor, *args, **kwargs)
         capsule = tensor.__dlpack__()
@@ -447,7 +446,6 @@ def _is_other(kind: type) -> bool:
 
 
 def _there_are_others(kind: type) -> bool:
-    """Return whether a class has subclasses that are not torch's own."""
     found: list[type] = type.__subclasses__(kind)
     return any(_is_other(one) or _there_are_others(one) for one in found)
 

@@ -426,7 +426,6 @@ def unknown_regions(path: Any) -> tuple[Region, ...]:
 
 
 def _unknown_in(reader: Any) -> list[str]:
-    """Return the names of the records that are not known."""
     found: list[str] = []
     if reader.has_record(_UNKNOWN):
         found = json.loads(reader.get_record(_UNKNOWN))

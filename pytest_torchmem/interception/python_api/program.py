@@ -216,7 +216,6 @@ class Threads(Functions):
 
     @instead_of(threading.Thread)
     def start(self, original: Any, thread: threading.Thread) -> None:
-        """Start a thread that runs in the trace."""
         if self._trace.off() or isinstance(thread, ThreadApart):
             original(thread)
             return
@@ -242,7 +241,6 @@ class Threads(Functions):
 
     @instead_of(_thread, "start_new_thread")
     def start_bare(self, original: Any, function: Callable[..., Any], *args: Any) -> int:
-        """Start a thread that has no object."""
         if not self._trace.off():
             function = self._in_trace(function)
         number: int = original(function, *args)

@@ -185,7 +185,6 @@ class RandomPlace:
         return cls(generator, generators.state_of(generator))
 
     def restore_random_numbers(self) -> None:
-        """Let the generator be where it was."""
         generators.set_state_of(self.generator, self.random_state)
 
 
@@ -337,7 +336,6 @@ def workspace_here(call: Call, plan: Plan, result: Any) -> Workspace | None:
 
 
 def _extent(tensor: Tensor) -> int:
-    """Return the bytes from a tensor's first element to its last."""
     last = sum(
         (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
     )
@@ -427,7 +425,6 @@ class GraphRecording:
 
     @property
     def length(self) -> int:
-        """How many operators there are so far."""
         return len(self._steps)
 
     def cut(self, length: int) -> None:

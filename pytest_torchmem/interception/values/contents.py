@@ -142,7 +142,6 @@ class ValuesBudget:
         return operations <= times * self.CHEAP and nbytes <= times * self.CHEAP
 
     def spend(self, operations: int) -> bool:
-        """Count operations; return whether the budget was not exceeded."""
         self._operations += operations
         if self._operations > self._limit and not self.spent:
             self.spent = f"takes more than {self._limit / 1e9:g} billion operations"

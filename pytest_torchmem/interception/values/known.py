@@ -162,7 +162,6 @@ class KnownValues(Answers):
 
     @property
     def computes_shown(self) -> bool:
-        """Whether values are computed, and none of them go by what other processes have."""
         return self._computes and not self.contents.of_ranks
 
     def compute_shown(

@@ -119,7 +119,6 @@ def _drawn_of_block(content: bytes | bytearray) -> int:
 
 
 def draw(generator: torch.Generator, words: int) -> None:
-    """Draw so many words of 32 bits."""
     # ``random_from_to`` (native/cpu/DistributionTemplates.h) draws one word for a small range.
     chunk = torch.empty(min(words, 1 << 16), dtype=torch.uint8)
     while words > 0:
@@ -193,23 +192,14 @@ _RUN = 1 << 11
 _LARGEST_RUN = 1 << 22
 
 _DISTRIBUTIONS = {
-    "cauchy": ("median", "sigma"),
-    "exponential": ("lambd",),
-    "geometric": ("p",),
-    "log_normal": ("mean", "std"),
-    "normal": (),
-    "rand": (),
-    "rand_like": (),
-    "randn": (),
-    "randn_like": (),
-    "uniform": (),
+    "cauchy": ("cauchy_", "median", "sigma"),
+    "exponential": ("exponential_", "lambd"),
+    "geometric": ("geometric_", "p"),
+    "log_normal": ("log_normal_", "mean", "std"),
+    **dict.fromkeys(("normal", "randn", "randn_like"), ("normal_",)),
+    **dict.fromkeys(("uniform", "rand", "rand_like"), ("uniform_",)),
 }
-_METHODS = {
-    "rand": "uniform_",
-    "rand_like": "uniform_",
-    "randn": "normal_",
-    "randn_like": "normal_",
-}
+"""Methods that draw what operators do, and the operators' arguments that say how."""
 _INTEGERS = ("randint", "randint_like", "random")
 #: Marked as random, and only asked what to run, or of the GPU's generator alone.
 _DRAW_NOTHING = ("aten::_fused_sdp_choice", "aten::_cudnn_init_dropout_state")
@@ -390,8 +380,9 @@ def _drawn_by(call: Call, plan: Plan) -> tuple[KernelDraws, ...]:
     if base in _DISTRIBUTIONS:
         if dtype.is_complex:  # of its real and imaginary parts
             dtype, elements = dtype.to_real(), 2 * elements
-        numbers = tuple(named[one] for one in _DISTRIBUTIONS[base] if one in named)
-        return (KernelDraws(_METHODS.get(base, f"{base}_"), numbers, dtype, elements, dense),)
+        method, *names = _DISTRIBUTIONS[base]
+        numbers = tuple(named[one] for one in names if one in named)
+        return (KernelDraws(method, numbers, dtype, elements, dense),)
     if base in _INTEGERS:
         limits = (named.get("low", named.get("from")), named.get("high", named.get("to")))
         numbers = () if limits[1] is None else (limits[0] or 0, limits[1])
