@@ -1,8 +1,7 @@
 """bitsandbytes beside its operators: its library in C++, and memory that it pages itself."""
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from copy import copy
 from typing import Any
 
@@ -13,8 +12,7 @@ from pytest_torchmem.operators.third_party.bitsandbytes import DoesNothing
 from pytest_torchmem.torch_private.patches import Replacements, replaced_all
 
 
-@contextmanager
-def bitsandbytes_library(trace: TraceContext, module: Any) -> Iterator[None]:
+def bitsandbytes_library(trace: TraceContext, module: Any) -> AbstractContextManager[None]:
     """Let what bitsandbytes launches from Python take nothing; bitsandbytes/functional.py. What it
     keeps for the process, maps of quantization among it, is not the trace's.
     """
@@ -37,8 +35,7 @@ def bitsandbytes_library(trace: TraceContext, module: Any) -> Iterator[None]:
         (functional.GlobalPageManager, {"_instance": None}),
         (optimizers, {"_instance": _copy_of(optimizers._instance)}),
     ]
-    with replaced_all(replacements):
-        yield
+    return replaced_all(replacements)
 
 
 def _copy_of(manager: Any) -> Any:

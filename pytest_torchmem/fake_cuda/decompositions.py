@@ -14,7 +14,7 @@ that the installed torch does not have is left out (``linalg_matrix_sqrth`` is f
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache, lru_cache, partial
 from typing import Any, TypeAlias, cast
@@ -342,15 +342,24 @@ _POLICIES: tuple[tuple[Iterable[str], _Policy], ...] = (
 
 
 @contextmanager
-def cuda_dispatch(gpu: Gpu, trace: TraceContext) -> Iterator[Mapping[str, Callable[..., Any]]]:
-    """Let composite operators on fake cuda tensors of this thread take the GPU's path. Yields, by
-    name, what runs those of them that arrive undecomposed.
+def cuda_dispatch(gpu: Gpu, trace: TraceContext) -> Iterator[Callable[[str], _Kernel | None]]:
+    """Let composite operators on fake cuda tensors of this thread take the GPU's path. Yields what
+    returns, by name, what runs those of them that arrive undecomposed.
     """
     names = _with_paths(generation())
-    paths = _Paths(names, gpu, trace)
+
+    @cache
+    def path_of(name: str) -> _Kernel | None:
+        # None of an operator that an earlier trace was taught one of.
+        return _path(spec_of(dispatcher.overload_of(name)), gpu, trace) if name in names else None
+
+    @cache
+    def undecomposed(name: str) -> _Kernel | None:
+        arrives = name in names and not spec_of(dispatcher.overload_of(name)).one_kernel_on("cuda")
+        return path_of(name) if arrives else None
 
     def run(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        path = paths.get(name)  # none of an operator that an earlier trace was taught one of
+        path = path_of(name)
         tensors = argument_tensors((args, kwargs))
         # For nested tensors composite operators have other bodies.
         if path is None or not tensors or any(tensor.is_nested for tensor in tensors):
@@ -358,42 +367,7 @@ def cuda_dispatch(gpu: Gpu, trace: TraceContext) -> Iterator[Mapping[str, Callab
         return path(*args, **kwargs)
 
     with dispatcher.composite_kernels(names, run), cuda_autocast(trace):
-        yield _Undecomposed(names, gpu, trace)
-
-
-class _Paths(Mapping[str, Callable[..., Any]]):
-    """Paths of composite operators by name, made at first use."""
-
-    def __init__(self, names: frozenset[str], gpu: Gpu, trace: TraceContext) -> None:
-        self._names, self._gpu, self._trace = names, gpu, trace
-        self._made: dict[str, Callable[..., Any]] = {}
-
-    def __getitem__(self, name: str) -> Callable[..., Any]:
-        path = self._made.get(name)
-        if path is None:
-            if name not in self:
-                raise KeyError(name)
-            spec = spec_of(dispatcher.overload_of(name))
-            path = self._made[name] = _path(spec, self._gpu, self._trace)
-        return path
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._names
-
-    def __iter__(self) -> Iterator[str]:
-        return filter(self.__contains__, self._names)
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
-
-
-class _Undecomposed(_Paths):
-    """Those of them that arrive undecomposed."""
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._names and not spec_of(dispatcher.overload_of(str(name))).one_kernel_on(
-            "cuda"
-        )
+        yield undecomposed
 
 
 @lru_cache(maxsize=1)

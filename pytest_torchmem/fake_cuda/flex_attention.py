@@ -7,7 +7,7 @@ a fused reduction leaves. Values are computed on the host, some rows of scores a
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -42,11 +42,9 @@ def flex_attention(trace: TraceContext, module: Any) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def flex_attention_on_cpu(trace: TraceContext, module: Any) -> Iterator[None]:
+def flex_attention_on_cpu(trace: TraceContext, module: Any) -> AbstractContextManager[None]:
     """Run ``torch.nn.attention.flex_attention`` as it is, with what its functions capture."""
-    with captured_tensors_lifted():
-        yield
+    return captured_tensors_lifted()
 
 
 class _Mask(NamedTuple):

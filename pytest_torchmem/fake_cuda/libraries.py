@@ -95,8 +95,7 @@ def _jitted(trace: TraceContext, function: Any, *tensors: Tensor, **_: Any) -> A
     return outputs[0] if len(outputs) == 1 else outputs
 
 
-@contextmanager
-def compiled_extensions(trace: TraceContext, module: Any) -> Iterator[None]:
+def compiled_extensions(trace: TraceContext, module: Any) -> AbstractContextManager[None]:
     """Let sources for CUDA not be compiled; torch/utils/cpp_extension.py, ``load``."""
     load, load_inline = module.load, module.load_inline
 
@@ -114,8 +113,7 @@ def compiled_extensions(trace: TraceContext, module: Any) -> Iterator[None]:
             return load_inline(name, cpp_sources, cuda_sources, *args, **kwargs)
         return _Extension(trace, name)
 
-    with replaced_all([(module, {"load": load_files, "load_inline": load_text})]):
-        yield
+    return replaced_all([(module, {"load": load_files, "load_inline": load_text})])
 
 
 class _Extension(ModuleType):

@@ -250,8 +250,7 @@ class _WithinTensors:
             raise ValueError("it reads or writes beyond its tensors")
 
 
-@contextmanager
-def _device_functions_interpreted(interpreter: Any) -> Iterator[None]:
+def _device_functions_interpreted(interpreter: Any) -> AbstractContextManager[None]:
     """Let the kernel call functions that were compiled by ``triton.jit``, those of triton too."""
     jit = import_module("triton.runtime.jit")
 
@@ -263,8 +262,7 @@ def _device_functions_interpreted(interpreter: Any) -> Iterator[None]:
         finally:
             scope.restore()
 
-    with replaced(jit.JITFunction, __call__=call):
-        yield
+    return replaced(jit.JITFunction, __call__=call)
 
 
 @lru_cache(maxsize=512)
@@ -282,8 +280,7 @@ def _rewritten(function: FunctionType) -> Callable[..., Any]:
 _ABSENT: Any = object()
 
 
-@contextmanager
-def triton_refused(trace: TraceContext, module: Any) -> Iterator[None]:
+def triton_refused(trace: TraceContext, module: Any) -> AbstractContextManager[None]:
     """Raise an error that says where a kernel can be launched: the fake CPU is not the place."""
     original = module.JITFunction.run
 
@@ -295,8 +292,7 @@ def triton_refused(trace: TraceContext, module: Any) -> Iterator[None]:
             'trace is on cpu. Trace it on cuda: device="cuda", or devices=("cuda",) in a test'
         )
 
-    with replaced_all([(module.JITFunction, {"run": run})]):
-        yield
+    return replaced_all([(module.JITFunction, {"run": run})])
 
 
 @contextmanager
@@ -310,8 +306,7 @@ def triton_autotuned(trace: TraceContext, module: Any) -> Iterator[None]:
         tuned.give_back()
 
 
-@contextmanager
-def triton_launches(trace: TraceContext, module: Any, kind: str) -> Iterator[None]:
+def triton_launches(trace: TraceContext, module: Any, kind: str) -> AbstractContextManager[None]:
     """Stand in for ``kernel[grid](...)`` and ``kernel.warmup(...)`` of a kind of kernels:
     ``JITFunction`` of triton/runtime/jit.py, or ``InterpretedFunction``, which TRITON_INTERPRET=1
     runs on the host, where it has no values either.
@@ -330,8 +325,7 @@ def triton_launches(trace: TraceContext, module: Any, kind: str) -> Iterator[Non
                 launch(trace, kernel, args, kwargs, grid)
         return NotCompiled(trace, kernel)
 
-    with replaced_all([(kernels, {"run": run})]):
-        yield
+    return replaced_all([(kernels, {"run": run})])
 
 
 def launch(
@@ -468,28 +462,17 @@ class Driver:
     def __init__(self, trace: TraceContext) -> None:
         self._trace = trace
         self.utils = SimpleNamespace(get_device_properties=partial(_properties, trace))
+        # There is one device.
+        self.get_current_device = lambda: 0
+        self.set_current_device = lambda device: None
+        self.get_current_stream = lambda device=0: 0
+        self.get_device_capability = lambda device=0: trace.gpu.capability
+        self.get_active_torch_device = lambda: torch.device("cuda", 0)
+        self.get_device_interface = lambda: torch.cuda
 
     def get_current_target(self) -> Any:
         major, minor = self._trace.gpu.capability
         return import_module("triton.backends.compiler").GPUTarget("cuda", major * 10 + minor, 32)
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def set_current_device(self, device: int) -> None:
-        """There is one."""
-
-    def get_current_stream(self, device: int = 0) -> int:
-        return 0
-
-    def get_device_capability(self, device: int = 0) -> tuple[int, int]:
-        return self._trace.gpu.capability
-
-    def get_active_torch_device(self) -> torch.device:
-        return torch.device("cuda", 0)
-
-    def get_device_interface(self) -> Any:
-        return torch.cuda
 
     def get_benchmarker(self) -> Callable[..., Any]:
         """Return a benchmark: it runs a function once, in which nothing takes time."""

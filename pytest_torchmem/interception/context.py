@@ -387,6 +387,12 @@ class Functions:
     def __init__(self, trace: TraceContext) -> None:
         self._trace = trace
 
+    def begin(self) -> None:
+        """Forget what was noted in the trace before."""
+        for noted in vars(self).values():
+            if hasattr(noted, "clear"):
+                noted.clear()
+
     def replacements(self) -> Replacements:
         """Return the methods that are marked, in their places."""
         return [

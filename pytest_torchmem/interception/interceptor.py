@@ -7,7 +7,7 @@ real tensors in.
 """
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from threading import get_ident
 from typing import Any
@@ -132,8 +132,8 @@ class Interceptor:
         self.real_host = real_host
         """Whether the host's tensors are real: only what is on the GPU, or comes from there, is
         hollow."""
-        self.paths: Mapping[str, Callable[..., Any]] = {}
-        """What runs composite operators as the GPU does, by name."""
+        self.path_of: Callable[[str], Callable[..., Any] | None] = lambda name: None
+        """Returns what runs a composite operator as the GPU does, by its name."""
         self.threads = TraceThreads()
         self.mode = RunMode()
         self.inside = 0
@@ -232,7 +232,7 @@ class Interceptor:
         taught = spec.on(device).taught
         if taught is not None and taught.describes_kernel:
             return spec.of_kind(OperatorKind.LEAF, opaque=True)
-        if spec.name in self.paths:
+        if self.path_of(spec.name) is not None:
             return spec.of_kind(OperatorKind.DECOMPOSED)
         if spec.kind is OperatorKind.DECOMPOSED and spec.one_kernel_on(device):
             return spec.of_kind(OperatorKind.LEAF)
@@ -245,7 +245,7 @@ class Interceptor:
             parts.phases.find()
             return run(spec, args, kwargs)
         if kind is OperatorKind.DECOMPOSED:
-            path = self.paths.get(spec.name)
+            path = self.path_of(spec.name)
             if path is not None and not is_composite_implicit(spec.overload):
                 own, tensors = spec_of(spec.overload), argument_tensors((args, kwargs))
                 if own.kind is _LEAF and tensors:  # the kernel of the host, if the first is there
@@ -390,9 +390,8 @@ class Interceptor:
         asked = kwargs.get("device")
         if asked is not None and asked.type != "cpu":
             return False
-        for tensor in tensors:
-            if self._has_hollow_part(tensor):
-                return False
+        if any(map(self._has_hollow_part, tensors)):
+            return False
         placement.run_on_host()
         return True
 

@@ -111,19 +111,16 @@ def given_a_list(graph: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any
     return graph
 
 
-@contextmanager
-def taken_for_compiling(compiling: bool = True) -> Iterator[None]:
+def taken_for_compiling(compiling: bool = True) -> AbstractContextManager[None]:
     """Let ``torch.compiler.is_compiling()`` be true, as it is where ``torch.export`` makes a graph.
     Libraries ask it before they decide by the values of tensors.
     """
-    with replaced(torch.compiler, _is_compiling_flag=compiling):
-        yield
+    return replaced(torch.compiler, _is_compiling_flag=compiling)
 
 
-@contextmanager
 def compiled_calls(
     when_called: Callable[[Any, bool], Any], when_compiled: Callable[[Any], None] = lambda _: None
-) -> Iterator[None]:
+) -> AbstractContextManager[None]:
     """Call ``when_called`` at every call of what is compiled, which the stance decides about;
     torch/_dynamo/eval_frame.py, ``_callback_from_stance``. The compiler has to be imported.
 
@@ -155,12 +152,10 @@ def compiled_calls(
         # Since torch 2.12 a call with ``fullgraph=True`` raises in which no frame was compiled;
         # some run as they are.
         functions[_COUNT_FRAMES] = count_frames
-    with replaced(module, **functions):
-        yield
+    return replaced(module, **functions)
 
 
-@contextmanager
-def own_module_calls_followed() -> Iterator[None]:
+def own_module_calls_followed() -> AbstractContextManager[None]:
     """Have Dynamo follow a program through torch's own calls of modules, whatever stands there.
 
     The compiler has to be imported. What it follows leaves variables in cycles of references, which
@@ -182,8 +177,7 @@ def own_module_calls_followed() -> Iterator[None]:
             known[id(found)] = found, around(found, convert)
         return known[id(found)][1]
 
-    with replaced(module, **{_CALLBACK: from_stance}):
-        yield
+    return replaced(module, **{_CALLBACK: from_stance})
 
 
 def compiled_modules() -> tuple[type, ...]:
@@ -502,8 +496,9 @@ def _added(known: set[type], more: Iterable[type]) -> Iterator[None]:
         known -= new
 
 
-@contextmanager
-def optimizer_states_made(within: Callable[[], AbstractContextManager[object]]) -> Iterator[None]:
+def optimizer_states_made(
+    within: Callable[[], AbstractContextManager[object]],
+) -> AbstractContextManager[None]:
     """Have the state of optimizers, which Dynamo makes when it first meets a step, be made
     ``within()``: it is the program's (torch/_dynamo/variables/optimizer.py, ``call_method``).
     """
@@ -531,12 +526,12 @@ def optimizer_states_made(within: Callable[[], AbstractContextManager[object]]) 
         with within():
             move(self)
 
-    with replaced(variable, call_method=call_method, **{_MOVE_STEP: moved}):
-        yield
+    return replaced(variable, call_method=call_method, **{_MOVE_STEP: moved})
 
 
-@contextmanager
-def backwards_captured(within: Callable[[], AbstractContextManager[object]]) -> Iterator[None]:
+def backwards_captured(
+    within: Callable[[], AbstractContextManager[object]],
+) -> AbstractContextManager[None]:
     """Have compiled autograd make the graph of a backward ``within()``.
 
     The engine runs the backward once with fake tensors between ``begin_capture`` and
@@ -552,8 +547,7 @@ def backwards_captured(within: Callable[[], AbstractContextManager[object]]) -> 
         self.stack.enter_context(within())
         return begin(self, *args, **kwargs)
 
-    with replaced(instance, **{_BEGIN_CAPTURE: begin_capture}):
-        yield
+    return replaced(instance, **{_BEGIN_CAPTURE: begin_capture})
 
 
 def ahead_of_time(
@@ -569,14 +563,12 @@ def ahead_of_time(
     return made
 
 
-@contextmanager
-def sizes_forgotten() -> Iterator[None]:
+def sizes_forgotten() -> AbstractContextManager[None]:
     """Hide the sizes seen before, by which Dynamo makes shapes dynamic; forget those seen meanwhile
     (torch/_dynamo/pgo.py, ``get_code_state``).
     """
     state: Any = defaultdict(_pgo().CodeState)
-    with replaced(_pgo(), _CODE_STATE=state, _INIT_CODE_STATE=None):
-        yield
+    return replaced(_pgo(), _CODE_STATE=state, _INIT_CODE_STATE=None)
 
 
 def forget_code(codes: Iterable[CodeType]) -> None:

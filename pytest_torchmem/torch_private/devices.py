@@ -47,11 +47,9 @@ def bindings_known(
         yield
 
 
-@contextmanager
-def host_cache_known() -> Iterator[None]:
+def host_cache_known() -> AbstractContextManager[None]:
     """Let a build without CUDA have a cache of pinned memory, which is empty."""
-    with added({torch._C: {"_host_emptyCache": lambda: None}}):
-        yield
+    return added({torch._C: {"_host_emptyCache": lambda: None}})
 
 
 #: A context that marks a range of the recording.

@@ -5,7 +5,7 @@ torch/_higher_order_ops/flex_attention.py; torch/nn/attention/flex_attention.py.
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cache
 from traceback import walk_stack
 from types import CellType, FunctionType
@@ -52,8 +52,7 @@ def flex_kernels_replaced(
         yield
 
 
-@contextmanager
-def captured_tensors_lifted() -> Iterator[None]:
+def captured_tensors_lifted() -> AbstractContextManager[None]:
     """Hand tensors that a ``score_mod`` captures on, which gradients go to, as Dynamo does.
     Eagerly, the operator does not see them.
     """
@@ -74,8 +73,7 @@ def captured_tensors_lifted() -> Iterator[None]:
         rest = args[_BUFFERS + 1 :]
         return original(*args[:3], with_tensors, *args[4:_BUFFERS], tuple(captured), *rest)
 
-    with _with_kernel(operator, _AUTOGRAD, autograd):
-        yield
+    return _with_kernel(operator, _AUTOGRAD, autograd)
 
 
 def _lifted(value: Any, captured: list[Tensor]) -> Callable[[Sequence[Tensor]], Any]:
@@ -120,15 +118,13 @@ def _with_kernel(operator: Any, key: Any, kernel: Callable[..., Any]) -> Iterato
         operator._dispatch_cache.clear()
 
 
-@contextmanager
 def block_masks_replaced(
     made_from: Callable[[Callable[..., Any], Callable[..., Any]], Mapping[str, Any]],
-) -> Iterator[None]:
+) -> AbstractContextManager[None]:
     """Replace what makes a mask, and what makes blocks of one; their module is imported."""
     module = sys.modules[MASKS]
     make, convert = made_from(module.create_mask, getattr(module, _CONVERT)).values()
-    with replaced(module, **{"create_mask": make, _CONVERT: convert}):
-        yield
+    return replaced(module, **{"create_mask": make, _CONVERT: convert})
 
 
 @cache

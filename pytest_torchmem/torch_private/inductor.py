@@ -219,8 +219,7 @@ def _forget_gpu() -> None:
             clear()
 
 
-@contextmanager
-def output_code_run(hooks: Hooks, on_thread: Callable[[], bool]) -> Iterator[None]:
+def output_code_run(hooks: Hooks, on_thread: Callable[[], bool]) -> AbstractContextManager[None]:
     """Have the output code of graphs that are lowered on the trace's threads call ``hooks``."""
     original: Any = getattr(_graph_lowering(), _TO_MODULE)
 
@@ -229,8 +228,7 @@ def output_code_run(hooks: Hooks, on_thread: Callable[[], bool]) -> Iterator[Non
             return original(lowering, code)
         return _executed(code.value, _buffers(lowering), hooks)
 
-    with replaced(_graph_lowering(), **{_TO_MODULE: to_module}):
-        yield
+    return replaced(_graph_lowering(), **{_TO_MODULE: to_module})
 
 
 def _executed(source: str, buffers: Mapping[str, OutputBuffer], hooks: Hooks) -> Any:

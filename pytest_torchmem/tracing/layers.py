@@ -135,7 +135,7 @@ def layers(
             from pytest_torchmem.fake_cuda.api.torch_cuda import cuda_identity
             from pytest_torchmem.fake_cuda.decompositions import cuda_dispatch
 
-            interceptor.paths = stack.enter_context(cuda_dispatch(gpu, context))
+            interceptor.path_of = stack.enter_context(cuda_dispatch(gpu, context))
             stack.enter_context(cuda_identity(context, memories))
         else:
             stack.enter_context(data.storages_booked(context))
@@ -149,7 +149,7 @@ def layers(
         try:
             yield
         finally:
-            interceptor.paths = {}  # which refer back to it
+            interceptor.path_of = lambda name: None  # which refers back to it
 
 
 @contextmanager

@@ -455,10 +455,6 @@ class WrapperSubclasses(Functions):
 
     def __init__(self, trace: TraceContext) -> None:
         super().__init__(trace)
-        self.begin()
-
-    def begin(self) -> None:
-        """Forget the wrappers of the trace before."""
         self._devices: Any = WeakIdKeyDictionary()
 
     @contextmanager

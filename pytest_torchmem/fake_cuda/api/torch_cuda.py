@@ -423,10 +423,6 @@ class DataLoaders(Functions):
         super().__init__(trace)
         self._pinning: WeakSet[Any] = WeakSet()
 
-    def begin(self) -> None:
-        """Forget the loaders of the trace before."""
-        self._pinning.clear()
-
     @instead_of(patches.begin_loading)
     def begin_loading(self, original: Any, iterator: Any, loader: Any) -> None:
         if self._trace.off() or not loader.pin_memory:

@@ -43,8 +43,7 @@ _SIZES = ("size", "nbytes", "__len__")
 """What says how many bytes a storage holds."""
 
 
-@contextmanager
-def storages_booked(trace: TraceContext) -> Iterator[None]:
+def storages_booked(trace: TraceContext) -> AbstractContextManager[None]:
     """Book storages that a program makes by themselves; on fake cuda ``Storages`` does."""
 
     def made(*args: Any, **kwargs: Any) -> Any:
@@ -53,8 +52,7 @@ def storages_booked(trace: TraceContext) -> Iterator[None]:
             trace.expect_made(storage)
         return storage
 
-    with made_by(torch.UntypedStorage, made):
-        yield
+    return made_by(torch.UntypedStorage, made)
 
 
 class RealStorages(Functions):

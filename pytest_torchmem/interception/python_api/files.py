@@ -75,11 +75,6 @@ class Addresses(Functions):
         """How many bytes are not known from an address on, by the addresses that were told."""
         self._pages: dict[tuple[torch.device, int], tuple[mmap.mmap, int]] = {}
 
-    def begin(self) -> None:
-        """Forget the addresses of the trace before."""
-        self._unknown.clear()
-        self._pages.clear()
-
     @instead_of(Tensor, "data_ptr")
     def of_tensor(self, original: Any, tensor: Tensor) -> int:
         """Return an address that differs where memory would."""
@@ -196,13 +191,6 @@ class Pickling(Functions):
         """Storages that were pickled, and the devices they belong to in the trace, by address."""
         self._files: WeakKeyDictionary[BytesIO, Callable[[], object]] = WeakKeyDictionary()
         """Files in memory, and what strikes their bytes off."""
-
-    def begin(self) -> None:
-        """Forget what was pickled in the trace before."""
-        self.unknown.clear()
-        self._zeros_of.clear()
-        self._places.clear()
-        self._files.clear()
 
     @instead_of(Tensor, "__reduce_ex__")
     def reduce(self, original: Any, tensor: Tensor, protocol: Any) -> Any:

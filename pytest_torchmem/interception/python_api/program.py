@@ -291,10 +291,6 @@ class FakeTensors(Functions):
         self._before: list[bool] = []
         """Whether the trace's key was excluded when each of the modes was entered."""
 
-    def begin(self) -> None:
-        """Forget modes that the trace before did not leave."""
-        self._before.clear()
-
     @instead_of(patches.push_mode)
     def enter(self, original: Any, mode: Any) -> Any:
         """Make a mode the thread's innermost one."""

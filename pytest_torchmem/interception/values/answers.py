@@ -115,9 +115,6 @@ class UnknownNumber(float):
     def __bool__(self) -> bool:
         return bool(self._undecided("an unknown number decides", True))
 
-    def __hash__(self) -> int:
-        return float.__hash__(self)
-
     def __format__(self, form: str) -> str:
         """Return nan, or ``?`` where the format is one of integers: no result to take it for."""
         if not self._integer or form[-1:] in tuple("eEfFgG%"):
