@@ -1,7 +1,6 @@
 """What a step has that can be changed, found by running it once, and the changes.
 
-Each is a context in which the step runs as if it had been written so. Losses of large vocabularies
-go without the logits: fused, or in chunks that are computed again.
+Each is a context in which the step runs as if it had been written so.
 """
 
 from __future__ import annotations
@@ -119,8 +118,6 @@ LINEAR, CROSS_ENTROPY = F.linear, F.cross_entropy
 
 @dataclass
 class Observed:
-    """What there is to change."""
-
     layers: dict[Layers, list[str]] = field(default_factory=dict)
     """The paths of modules that were called, by which layers they are."""
     kept: dict[str, int] = field(default_factory=dict)
@@ -160,8 +157,6 @@ def observing(found: Observed) -> Iterator[None]:
 
 
 class _Modules:
-    """Notes modules as they are called."""
-
     def __init__(self, found: Observed) -> None:
         self._found = found
         self._seen: WeakSet[nn.Module] = WeakSet()
@@ -183,8 +178,6 @@ class _Modules:
 
 
 class _Observer(FunctionMode):
-    """Looks at the functions of torch that a program calls."""
-
     def __init__(self, found: Observed) -> None:
         super().__init__()
         self._found = found
@@ -323,18 +316,14 @@ def checkpointed(paths: Collection[str]) -> Iterator[None]:
 
 
 @contextmanager
-def under_autocast(device: str, pattern: str | None = None) -> Iterator[None]:
-    """Have the outermost modules, or those of one pattern, run in bfloat16 by autocast."""
+def under_autocast(device: str) -> Iterator[None]:
+    """Have the outermost modules run in bfloat16 by autocast."""
 
     def call(original: Function, module: nn.Module, args: Args, kwargs: Kwargs) -> Any:
         with torch.autocast(device, dtype=torch.bfloat16):
             return original(module, *args, **kwargs)
 
-    def how(path: str, depth: int) -> Call | None:
-        chosen = not depth if pattern is None else fold(path)[0] == pattern
-        return call if chosen else None
-
-    with every_call(how):
+    with every_call(lambda path, depth: None if depth else call):
         yield
 
 

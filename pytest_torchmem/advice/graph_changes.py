@@ -35,7 +35,6 @@ _PASSING_METHODS = frozenset(one.__name__ for one in PASSING)
 
 
 def change_graph(graph: fx.GraphModule) -> None:
-    """Make the changes that are to be made to graphs of Dynamo."""
     for change in _CHANGES.get():
         change(graph)
 
@@ -89,7 +88,6 @@ def _modules_of(node: fx.Node) -> Iterator[tuple[str, str, str]]:
 
 
 def _line_of(node: fx.Node) -> str:
-    """Return the line of the program that a node is of."""
     frames = _FRAME.findall(node.stack_trace or "")
     return place_among([(file, int(line)) for file, line in frames])
 

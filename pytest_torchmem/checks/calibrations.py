@@ -24,15 +24,7 @@ from pytest_torchmem.snapshots.calibration import (
 )
 from pytest_torchmem.snapshots.location import calibration_path
 from pytest_torchmem.snapshots.store import change_file
-from pytest_torchmem.targets.gpus import (
-    CUDNN,
-    Calibration,
-    Figures,
-    FigureTable,
-    Setup,
-    WorkspaceKey,
-    WorkspaceSize,
-)
+from pytest_torchmem.targets import gpus
 
 if TYPE_CHECKING:
     from pytest_torchmem.profile.profile import MemoryProfile
@@ -42,9 +34,9 @@ if TYPE_CHECKING:
 class CalibrationResult:
     """The workspaces that a check asks for, with this machine's measurements."""
 
-    figures: Figures = field(default_factory=dict)
+    figures: gpus.Figures = field(default_factory=dict)
     """What an update writes of it: measured, and told by cuDNN."""
-    asked: Mapping[str, Sequence[WorkspaceKey]] = field(default_factory=dict)
+    asked: Mapping[str, Sequence[gpus.WorkspaceKey]] = field(default_factory=dict)
     """The workspaces that no formula gives, by the GPU that was traced for."""
     unanswered: tuple[str, ...] = ()
     """Operators that were asked about, and did not run there with the same arguments."""
@@ -59,10 +51,10 @@ class _Directory:
     """The calibration of one directory, and what this process measured for its tests."""
 
     stored: StoredCalibration
-    measured: FigureTable = field(default_factory=dict)
+    measured: gpus.FigureTable = field(default_factory=dict)
     settles: bool = False
     """There is a GPU that measures what the sides of a merge conflict differ in."""
-    calibration: Calibration | None = None
+    calibration: gpus.Calibration | None = None
     """Both together, made when first asked for after a change."""
 
 
@@ -72,15 +64,11 @@ class Calibrations:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._directories: dict[Path, _Directory] = {}
-        self._measured: FigureTable = {}
+        self._measured: gpus.FigureTable = {}
         """What this process measured so far, for whatever directory."""
 
-    def of(self, module: Path) -> Calibration | None:
-        """Return what traces of a test module take, ``None`` where nothing was measured.
-
-        Raises ``UsageError`` for a file that cannot be used, or that is in a merge conflict which
-        this run cannot settle.
-        """
+    def of(self, module: Path) -> gpus.Calibration | None:
+        """Return what traces of a test module take, ``None`` where nothing was measured."""
         directory = self._directory(module)
         if directory.stored.conflicted and not directory.settles:
             raise UsageError(directory.stored.conflict_message)
@@ -89,7 +77,7 @@ class Calibrations:
             plan = plan_calibration(
                 directory.stored, directory.measured, modes, by_series=by_series
             )
-            directory.calibration = Calibration(nested(plan.entries))
+            directory.calibration = gpus.Calibration(nested(plan.entries))
         return directory.calibration if len(directory.calibration) else None
 
     def cudnn(self, module: Path, gpu: str) -> str:
@@ -103,8 +91,8 @@ class Calibrations:
 
     def told_by(self, module: Path, gpu: str) -> str:
         """Return the version of cuDNN whose answers are stored for a test module, or ``""``."""
-        found = Calibration(nested(self._directory(module).stored.entries))
-        return found.told_by(CUDNN, gpu)
+        found = gpus.Calibration(nested(self._directory(module).stored.entries))
+        return found.told_by(gpus.CUDNN, gpu)
 
     def measure(self, module: Path, target: CheckTarget) -> CalibrationResult | None:
         """Run ``target`` on this machine's GPU for what no formula gives, and no figure does yet.
@@ -140,8 +128,9 @@ class Calibrations:
         unanswered = dict.fromkeys(q.operator for q in open_ones if q not in known)
         return CalibrationResult({setup: found}, asked, tuple(unanswered))
 
-    def _is_wanted(self, stored: StoredCalibration, setup: Setup, question: WorkspaceKey) -> bool:
-        """Whether an update of this kind would write a figure for ``question``."""
+    def _is_wanted(
+        self, stored: StoredCalibration, setup: gpus.Setup, question: gpus.WorkspaceKey
+    ) -> bool:
         is_known = any(
             old.gpu == setup.gpu
             and asked == question
@@ -157,14 +146,14 @@ class Calibrations:
         return self._directories[path]
 
 
-def told_figures(profile: MemoryProfile) -> FigureTable:
+def told_figures(profile: MemoryProfile) -> gpus.FigureTable:
     """Return what cuDNN itself told in a trace, as an update stores it."""
-    figures: FigureTable = {}
+    figures: gpus.FigureTable = {}
     series = ".".join(profile.torch_version.split(".")[:2])
     for answer in profile.library_answers:
         if answer.nbytes is not None and not answer.stored and profile.gpu is not None:
-            setup = Setup(profile.gpu, series, answer.version, CUDNN)
-            figures.setdefault(setup, {})[answer.question] = WorkspaceSize(answer.nbytes)
+            setup = gpus.Setup(profile.gpu, series, answer.version, gpus.CUDNN)
+            figures.setdefault(setup, {})[answer.question] = gpus.WorkspaceSize(answer.nbytes)
     return figures
 
 
@@ -186,7 +175,7 @@ def update_calibrations(
         by_file.setdefault(one.file, []).append(one)
     plans: list[CalibrationPlan] = []
     for file, members in sorted(by_file.items()):
-        asked: dict[str, set[WorkspaceKey]] | None = None
+        asked: dict[str, set[gpus.WorkspaceKey]] | None = None
         if file in complete and removes:
             asked = {}
             for gpu, questions in (item for one in members for item in one.asked.items()):
@@ -197,8 +186,8 @@ def update_calibrations(
 
         def plan(
             stored: StoredCalibration,
-            measured: Figures = measured,
-            asked: dict[str, set[WorkspaceKey]] | None = asked,
+            measured: gpus.Figures = measured,
+            asked: dict[str, set[gpus.WorkspaceKey]] | None = asked,
             nobody: bool = not complete.get(file),
         ) -> CalibrationPlan:
             if asked is not None and nobody:

@@ -82,10 +82,7 @@ class Context:
 
 
 def stored_for(request: Request, context: Context) -> StoredSnapshot | None:
-    """Return the test module's snapshot file, before anything is traced in vain.
-
-    ``None`` for a check without snapshot.
-    """
+    """Return the module's snapshot file before anything is traced, ``None`` for a check without."""
     if not request.uses_snapshot:
         return None
     stored = context.stored(snapshot_path(request.test.module))
@@ -109,7 +106,6 @@ class Judge:
 
     @cached_property
     def alive(self) -> Alive:
-        """What was alive at the peaks of the trace."""
         return alive_of(self.profile)
 
     def judge(self) -> CheckResult:
@@ -205,7 +201,6 @@ class Judge:
         return []
 
     def _accepts(self, before: Entry, now: Entry) -> bool:
-        """Whether an update writes ``now`` in the place of ``before``."""
         accepts = self.check.request.test.accepts
         if not accepts or before.same_measurement(now):  # which computes what explains it
             return False
@@ -334,9 +329,6 @@ _OF_MODELS = (
     *(Role.PARAMETER, Role.BUFFER, Role.GRADIENT, Role.GRADIENT_TEMPORARY),
     Role.OPTIMIZER_STATE,
 )
-_ROLES = tuple(role.value for role in _MADE)
-_ROLES_AT_END = tuple(role.value for role in (*_OF_MODELS, *_MADE))
-_HELD = Role.HELD
 _MOST = 50
 
 
@@ -386,7 +378,7 @@ class DeviceCheck:
         rules = {cause.rule for cause in found.causes}
         row = found.leading_row
         kept = not rules or bool(rules.intersection(_KEPT))
-        kept = kept or (row is not None and row.what.role == _HELD)
+        kept = kept or (row is not None and row.what.role == Role.HELD)
         on_host = found.difference.moment == HOST
         whats, at = _kept_at(profile, found) if kept else ({}, 0)
         attends = _ATTENTION in rules
@@ -465,7 +457,6 @@ class DeviceCheck:
             return None
 
     def _scaling(self, must_fit_on: str | None) -> Scaling | None:
-        """Trace other sizes, where the test bounds how memory may grow with them."""
         names = [bound.size for bound in self.request.bounds]
         if not names:
             return None
@@ -477,7 +468,6 @@ class DeviceCheck:
         return self.target.scale(self.key.device, must_fit_on, self.world, names)
 
     def _run_for_real(self, profile: MemoryProfile) -> RealRun | None:
-        """Run the step on this machine's GPU, where there is one and nobody forbids it."""
         measure = self.request.measure
         if not self.key.gpu or measure == "never":
             return None
@@ -518,7 +508,8 @@ def _kept_at(profile: MemoryProfile, found: Diagnosis) -> tuple[dict[int, What],
     """Return the new allocations that may be referred to, and the events before the peak's last."""
     timeline, moment = profile.timeline, found.difference.moment
     of_models = any(cause.rule in ("gradients kept", "twice") for cause in found.causes)
-    roles = _ROLES_AT_END if moment == END or of_models or not found.causes else _ROLES
+    at_end = moment == END or of_models or not found.causes
+    roles = (*_OF_MODELS, *_MADE) if at_end else _MADE
     came = {row.now for row in found.difference.came if row.now and row.now.role in roles}
     at = positions_of(profile).get(moment)
     if moment == HOST:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from pytest_torchmem.checks.request import CheckTarget
 from pytest_torchmem.errors import DeviceMemoryError, UsageError
 from pytest_torchmem.figures import MEASURED, PEAKS
-from pytest_torchmem.profile.timeline import Allocation, Phase
+from pytest_torchmem.profile.timeline import Allocation, Kind, Origin, Phase
 from pytest_torchmem.snapshots.alive import contents_of
 from pytest_torchmem.snapshots.compare import Comparison, compare
 from pytest_torchmem.snapshots.format import Entry, Key, Measured
@@ -90,7 +90,6 @@ class Measurement:
 
     @property
     def place(self) -> str:
-        """Where the step was run, for people."""
         return f"{self.gpu} (stand-in)" if self.on_stand_in else self.gpu
 
     @property
@@ -141,7 +140,6 @@ class RealRun:
 
     @property
     def entry(self) -> dict[str, Measured]:
-        """What a snapshot's entry holds of it: nothing where no GPU measured anything."""
         found = self.measurement
         if not found.figures or found.on_stand_in:
             return {}
@@ -238,21 +236,16 @@ def fitting_trace(
 
 
 def not_measured(gpu: str, reason: str, on_stand_in: bool = False) -> RealRun:
-    """Return a run that came to nothing, and why."""
     return RealRun(Measurement(gpu, not_measured=reason, on_stand_in=on_stand_in))
 
 
 def find_parting(traced: MemoryProfile, measured: MemoryProfile) -> Parting | None:
     """Return where requests and releases differ first, from the forward on; ``None`` if nowhere."""
-    for ours, theirs in zip_longest(_requests(traced), _requests(measured)):
-        if ours is None or theirs is None or ours[0] != theirs[0]:
-            at = ours[1].origin if ours is not None else None
-            return Parting(
-                ours[0] if ours is not None else 0,
-                theirs[0] if theirs is not None else 0,
-                at.operator if at is not None else "",
-                at.line if at is not None else "",
-            )
+    nothing = 0, Allocation(0, Kind.OTHER, Origin(Phase.BASELINE))
+    both = zip_longest(_requests(traced), _requests(measured), fillvalue=nothing)
+    for (ours, allocation), (theirs, _) in both:
+        if ours != theirs:
+            return Parting(ours, theirs, allocation.origin.operator, allocation.origin.line)
     return None
 
 
@@ -278,7 +271,6 @@ def _requests(profile: MemoryProfile) -> Iterator[tuple[int, Allocation]]:
 def _apart(
     profile: MemoryProfile, estimate: MemoryProfile
 ) -> tuple[tuple[tuple[int, int], ...], tuple[Allocation, ...]]:
-    """Return what is alive at the highest peak on one side only, by its size, largest first."""
     measured, traced = contents_of(profile), contents_of(estimate)
     figures = profile.figures()
     both = [name for name in PEAKS if name in measured and name in traced]
@@ -316,10 +308,7 @@ class Confirmations:
     def of(
         self, test: str, key: Key, traced: MemoryProfile, measure: Callable[[], RealRun | None]
     ) -> RealRun | None:
-        """Return what was measured of a check, or measure it; a process measures for one GPU.
-
-        ``test`` is the test's node id.
-        """
+        """Return what was measured of a check, or measure it; ``test`` is the test's node id."""
         path = self._path("check", test, key.name, key.gpu)
         if self.gpu and self.gpu != key.gpu:
             self._path("gpu", key.gpu).write_text(key.gpu, encoding="utf-8")

@@ -91,7 +91,6 @@ class Settings:
 
     @property
     def writes(self) -> bool:
-        """Whether this run may write snapshot files."""
         return bool(self.update) and not self.dry_run
 
     @property
@@ -101,7 +100,6 @@ class Settings:
 
     @property
     def writes_reports(self) -> bool:
-        """Whether files are asked for that report the run."""
         paths = (self.json_path, self.markdown_path, self.html_path)
         return any(path is not None for path in paths)
 
@@ -162,15 +160,11 @@ class Bound:
 
 
 def word_of(power: int) -> str:
-    """Return a power in a word: ``"quadratic"``."""
     return next((word for word, known in POWERS.items() if known == power), f"of power {power}")
 
 
 def parse_bounds(value: object, source: str) -> tuple[Bound, ...]:
-    """Return the bounds that a text names: ``"linear in sequence, linear in batch"``.
-
-    Raises ``UsageError`` with ``source`` for anything else.
-    """
+    """Return the bounds that a text names: ``"linear in sequence, linear in batch"``."""
     if not isinstance(value, str):
         raise UsageError(f"{source}: {value!r}: {_EXPECTED}")
     found = []
@@ -311,10 +305,7 @@ class Request:
 def make_request(
     test: CheckedTest, settings: Settings, budget: Budget, **arguments: Any
 ) -> Request:
-    """Return what a check asks for by its ``arguments``, the markers of its test, and the settings.
-
-    Raises ``UsageError`` for arguments that cannot be read.
-    """
+    """Return what a check asks for by its ``arguments``, its test's markers, and the settings."""
     given = {name: value for name, value in arguments.items() if value is not None}
     own = _read_arguments(given, "check")
     devices = own.devices or budget.devices

@@ -15,7 +15,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from io import TextIOWrapper
 from pathlib import Path
@@ -96,7 +96,6 @@ def _abandon(stream: TextIO) -> None:
 
 
 def _tell(text: str) -> None:
-    """Print an error; the exit status tells of it where that cannot be."""
     try:
         print(printable_lines(text), file=sys.stderr, flush=True)
     except (OSError, ValueError):
@@ -121,36 +120,23 @@ _PATIENCE = 1.0
 """Seconds of which nobody needs to be told."""
 
 
-class Progress:
-    """Counts what is done of a number of things, on standard error, if that is a terminal."""
-
-    def __init__(self, total: int, what: str) -> None:
-        self._total, self._what = total, what
-        self._done = 0
-        self._begun = time.monotonic()
-        self._line = _Line()
-
-    def step(self) -> None:
-        """Take note that one more is about to be done."""
-        self._done += 1
-        if time.monotonic() - self._begun > _PATIENCE and sys.stderr.isatty():
-            self._line.show(f"{self._done} of {self._total} {self._what}")
-
-    def done(self) -> None:
-        self._line.show("")
+def elapsed(what: str) -> AbstractContextManager[None]:
+    """Show ``what`` is being done, and for how long."""
+    begun = time.monotonic()
+    return progress(lambda: f"{what}: {time.monotonic() - begun:.0f} s")
 
 
 @contextmanager
-def elapsed(what: str) -> Iterator[None]:
-    """Show ``what`` is being done, and for how long, on standard error, if that is a terminal."""
+def progress(told: Callable[[], str]) -> Iterator[None]:
+    """Show what is told of the body while it runs, on standard error, if that is a terminal."""
     if not sys.stderr.isatty():
         yield
         return
-    over, line, begun = Event(), _Line(), time.monotonic()
+    over, line = Event(), _Line()
 
     def show() -> None:
         while not over.wait(_PATIENCE):
-            line.show(f"{what}: {time.monotonic() - begun:.0f} s")
+            line.show(told())
 
     thread = Thread(target=show, daemon=True)
     thread.start()
@@ -170,7 +156,6 @@ class _Line:
         self._shown = ""
 
     def show(self, text: str) -> None:
-        """Show another text, or none."""
         padding = " " * (len(self._shown) - len(text))
         if text or self._shown:
             end = "" if text else "\r"
@@ -207,7 +192,6 @@ def load_function(written: str, batch: int = 1, sequence: int = 512) -> Callable
 
 
 def _needed(function: Callable[..., object]) -> list[str]:
-    """Return the arguments that a function cannot be called without."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # of C, which does not say
@@ -269,7 +253,6 @@ def is_profile(path: Path) -> bool:
 
 
 def print_profile(profile: MemoryProfile, rows: int = 10) -> None:
-    """Print the table of a profile, its course and its warnings."""
     print(profile.table(rows))
     print(f"\nin the course of the step: {profile.sparkline()}")
     for warning in profile.warnings:

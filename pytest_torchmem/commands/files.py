@@ -13,17 +13,11 @@ from pytest_torchmem.commands.explained import explanation
 from pytest_torchmem.errors import SnapshotError, UsageError
 from pytest_torchmem.figures import label
 from pytest_torchmem.printable import counted, printable
+from pytest_torchmem.snapshots import store
 from pytest_torchmem.snapshots.compare import compare, main_change
 from pytest_torchmem.snapshots.files import locked, remove
 from pytest_torchmem.snapshots.format import Entry, Key
 from pytest_torchmem.snapshots.location import DIRECTORY, is_proposal, is_snapshot, orphans_in
-from pytest_torchmem.snapshots.store import (
-    SnapshotPlan,
-    StoredSnapshot,
-    change_file,
-    plan_file,
-    read,
-)
 from pytest_torchmem.snapshots.tolerance import parse_rules
 from pytest_torchmem.units import format_change, format_size
 
@@ -69,8 +63,6 @@ def add_commands(commands: Any) -> None:
 
 
 class _Answers:
-    """What the person at the terminal says of each entry."""
-
     def __init__(self) -> None:
         self._rest = ""
 
@@ -110,22 +102,24 @@ def _each_file(options: argparse.Namespace, dry: bool, answers: _Answers | None)
 
 
 def _take_over(proposed: Path, target: Path, dry: bool, answers: _Answers | None) -> int:
-    """Write what a file proposes and is accepted, and tell what; return the exit status."""
-    new = read(proposed)
+    new = store.read(proposed)
     if new.conflicted:
         raise SnapshotError(new.conflict_message)
     accepted = set(new.entries)
 
-    def plan(stored: StoredSnapshot) -> SnapshotPlan:
-        return plan_file(stored, [new.entries[key] for key in sorted(accepted)], ())
+    def plan(stored: store.StoredSnapshot) -> store.SnapshotPlan:
+        return store.plan_file(stored, [new.entries[key] for key in sorted(accepted)], ())
 
-    left, planned = 0, change_file(target, read, plan, writes=not (dry or answers))
+    left, planned = 0, store.change_file(target, store.read, plan, writes=not (dry or answers))
     if answers is not None and not planned.problem:
         found = {key: planned.stored.entries.get(key) for key in (*planned.added, *planned.changed)}
         accepted = {key for key in found if answers.accepts(key, found[key], new.entries[key])}
         if found and not accepted:
             return 1
-        left, planned = len(found) - len(accepted), change_file(target, read, plan, writes=True)
+        left, planned = (
+            len(found) - len(accepted),
+            store.change_file(target, store.read, plan, writes=True),
+        )
     if planned.problem:
         print(f"torchmem: error: {printable(planned.problem)}", file=sys.stderr)
         return 1
@@ -162,7 +156,7 @@ def _prune(options: argparse.Namespace) -> int:
                 continue
             keys: set[Key] = set()
             with suppress(SnapshotError):
-                keys = read(orphan).keys
+                keys = store.read(orphan).keys
             did = "would remove" if options.dry_run else "removed"
             if not options.dry_run:
                 with locked(orphan):

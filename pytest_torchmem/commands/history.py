@@ -2,11 +2,12 @@
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pytest_torchmem.commands.console import Progress
+from pytest_torchmem.commands.console import progress
 from pytest_torchmem.errors import SnapshotError, UsageError
 from pytest_torchmem.figures import FIGURES, label
 from pytest_torchmem.printable import printable
@@ -23,8 +24,6 @@ _NOW = "working tree"
 
 
 class Version(NamedTuple):
-    """A test's entries as of one commit."""
-
     commit: str
     """Shortened; "" for the working tree."""
     date: str
@@ -112,29 +111,26 @@ def _versions(path: Path, test: str, limit: int | None) -> list[Version]:
     )
     found = []
     if path.is_file():
-        entries = load(path.read_text("utf-8")).entries
-        found.append(Version("", _NOW, "", _of_test(entries.values(), test)))
+        now = load(path.read_text("utf-8")).entries
+        found.append(Version("", _NOW, "", _of_test(now, test)))
     blocks = logged.split(f"\n{_SEPARATOR}") if logged else []
-    progress = Progress(len(blocks), "revisions")
-    for block in blocks:
-        commit, date, rest = block.lstrip(f"\n{_SEPARATOR}").split(_SEPARATOR, 2)
-        subject, *names = [line for line in rest.split("\n") if line]
-        progress.step()
-        if names:
-            try:
-                entries = load(git(folder, "show", f"{commit}:{names[0]}")).entries
-            except (
-                SnapshotError,
-                UsageError,
-            ):  # a merge conflict that was committed; a file removed
-                entries = {}
-            found.append(Version(commit, date, subject, _of_test(entries.values(), test)))
-    progress.done()
+    begun = 0
+    with progress(lambda: f"{begun} of {len(blocks)} revisions"):
+        for block in blocks:
+            begun += 1
+            commit, date, rest = block.lstrip(f"\n{_SEPARATOR}").split(_SEPARATOR, 2)
+            subject, *names = [line for line in rest.split("\n") if line]
+            if names:
+                entries: Mapping[Key, Entry] = {}
+                # A merge conflict may have been committed, or the file been removed.
+                with suppress(SnapshotError, UsageError):
+                    entries = load(git(folder, "show", f"{commit}:{names[0]}")).entries
+                found.append(Version(commit, date, subject, _of_test(entries, test)))
     return found
 
 
-def _of_test(entries: Any, test: str) -> dict[Key, Entry]:
-    return {entry.key: entry for entry in entries if entry.key.test == test}
+def _of_test(entries: Mapping[Key, Entry], test: str) -> dict[Key, Entry]:
+    return {key: entry for key, entry in entries.items() if key.test == test}
 
 
 def _changes(versions: Sequence[Version], key: Key, figure: str) -> _Changes:

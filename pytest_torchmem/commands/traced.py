@@ -23,18 +23,15 @@ from pytest_torchmem.units import format_count, format_size, parse_size
 if TYPE_CHECKING:
     from pytest_torchmem.profile.profile import MemoryProfile
 
-_WRITERS: tuple[tuple[str, str, Callable[[MemoryProfile, Path], object]], ...] = (
-    ("html", "a page for browsers", lambda profile, path: profile.to_html(path)),
-    ("svg", "a picture", lambda profile, path: profile.to_svg(path)),
-    ("json", "the profile, for torchmem html", lambda profile, path: profile.save(path)),
-    ("csv", "a row for each allocation", lambda profile, path: profile.to_csv(path)),
-    ("perfetto", "for Perfetto", lambda profile, path: profile.to_trace_events(path)),
-    (
-        "memory-snapshot",
-        "for https://pytorch.org/memory_viz",
-        lambda profile, path: profile.to_memory_snapshot(path),
-    ),
+_WRITERS = (
+    ("html", "to_html", "a page for browsers"),
+    ("svg", "to_svg", "a picture"),
+    ("json", "save", "the profile, for torchmem html"),
+    ("csv", "to_csv", "a row for each allocation"),
+    ("perfetto", "to_trace_events", "for Perfetto"),
+    ("memory-snapshot", "to_memory_snapshot", "for https://pytorch.org/memory_viz"),
 )
+"""Options, methods of a profile, and what they write."""
 _OF_MODULES = ("optimizer", "mode")
 """Options of the step that is made of a module."""
 
@@ -67,7 +64,7 @@ def add_commands(commands: Any) -> None:
         default=10,
         help="how many of the largest allocations to print (default: 10)",
     )
-    for name, text, _ in _WRITERS:
+    for name, _, text in _WRITERS:
         trace.add_argument(f"--{name}", metavar="FILE", type=Path, help=f"write {text}")
     trace.set_defaults(run=_trace)
     advise = commands.add_parser(
@@ -185,10 +182,10 @@ def _noting(result: object, returned: list[bool]) -> object:
 
 
 def _written(options: argparse.Namespace, profile: MemoryProfile) -> Iterator[Path]:
-    for name, _, write in _WRITERS:
+    for name, method, _ in _WRITERS:
         path = getattr(options, name.replace("-", "_"))
         if path is not None:
-            write(profile, path)
+            getattr(profile, method)(path)
             yield path
 
 

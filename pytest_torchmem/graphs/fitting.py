@@ -1,6 +1,4 @@
-"""What fits on a GPU: the largest size of a step, and changes that would make it smaller.
-
-Numbers at a grid of sizes are polynomials with exact coefficients in the named sizes.
+"""What fits on a GPU, and what would make a step smaller; polynomials of sizes.
 
 A step of several sizes is what a function of the sizes returns, to be traced.
 """
@@ -104,7 +102,6 @@ class _Search:
 
     @property
     def traces(self) -> int:
-        """How many steps were traced."""
         return len(self.profiles) + len(self.errors)
 
     def fits(self, value: int) -> bool:
@@ -241,7 +238,6 @@ def _number(value: Fraction) -> str:
 
 
 def total(names: tuple[str, ...], polynomials: Iterable[Polynomial]) -> Polynomial:
-    """Return the sum of polynomials in the same sizes."""
     terms: dict[Exponents, Fraction] = {}
     for polynomial in polynomials:
         for exponents, coefficient in polynomial.terms.items():

@@ -1,19 +1,13 @@
-"""The storages that the values of graphs lie on, from their fake tensors and their operators.
-
-Fake tensors share storages where the real ones will, but for a few things. Where the partitioner
-put one node in the place of another that computes the same, a view lies on the fake storage of the
-one that is gone (torch/_functorch/compile_utils.py, ``fx_graph_cse``). Each graph has constants of
-its own, which are one for fake tensors. Some kernels leave more than their result needs: a loss
-that is reduced lies on a storage of all of its elements (aten/src/ATen/native/BinaryOps.cpp,
-``TORCH_META_FUNC(smooth_l1_loss)``); those that call other operators are run alone. And some
-outputs of kernels of the GPU are on the host, which a fake tensor does not say.
-
-The memory of graphs, read from them: which storages there are, and how long they live.
+"""The memory of graphs, read from them: which storages there are, and how long they live.
 
 Nothing is run. Each node of a graph that AOTAutograd made has fake tensors (``meta["val"]``), which
-tell the storages of real ones.
-
-The memory of a module's operators, or of a graph node by node.
+share storages where the real ones will, but for a few things. Where the partitioner put one node in
+the place of another that computes the same, a view lies on the fake storage of the one that is gone
+(torch/_functorch/compile_utils.py, ``fx_graph_cse``). Each graph has constants of its own, which
+are one for fake tensors. Some kernels leave more than their result needs: a loss that is reduced
+lies on a storage of all of its elements (aten/src/ATen/native/BinaryOps.cpp,
+``TORCH_META_FUNC(smooth_l1_loss)``); those that call other operators are run alone. And some
+outputs of kernels of the GPU are on the host, which a fake tensor does not say.
 """
 
 import copy
@@ -278,7 +272,6 @@ class _Walk:
         self.let_go(held | returned)  # of values that nobody reads
 
     def let_go(self, kept: frozenset[int]) -> None:
-        """Free all but what is ``kept``."""
         for address in [one for one in self._alive if one not in kept]:
             self.live -= self._alive.pop(address)
 

@@ -1,22 +1,17 @@
-"""Allocations inside composite operators: their outputs and what they hold while they run.
+"""What operators take where the program did not run them: each is asked by itself.
 
 A composite operator, one of higher order (``associative_scan``) and one whose kernel calls others
 leave storages, and hold others meanwhile, that fake tensors do not tell. They are run alone, in a
 trace, with tensors as the nodes of the graph say.
 
-What operators take at sizes at which the program did not run: each is asked by itself.
-
 Shapes, strides and numbers among the arguments of operators are polynomials of a program's sizes.
 What a kernel takes for itself often is none: it is rounded up, cut into blocks, or another kernel
 is chosen. So operators whose kernels decide that are called with the arguments that they have at
-other sizes, in a trace of these calls alone. Whether an operator answers as it did in the program
-is checked at sizes at which the program was traced.
-
-Timelines of the same step at other sizes, in a form in which they can be compared.
+other sizes. Whether one answers as it did in the program is checked at sizes that were traced.
 
 Whether a kernel takes a workspace, and in how many requests, depends on sizes. What matters of it
-for peaks is how much it holds beyond what is alive when its operator returns: so each call of an
-operator has one workspace of these bytes, taken last, in the place of all that it gives back.
+for peaks is how much it holds beyond what is alive when its operator returns: so in a timeline that
+is compared each call has one workspace of these bytes, taken last, for all that it gives back.
 """
 
 from __future__ import annotations
@@ -92,16 +87,13 @@ class _Walk:
         """Copy what belongs to no operator."""
         while self._upcoming and self._upcoming[-1][0] <= stop:
             start, phase = self._upcoming.pop()
-            self._copy(self._timeline.events[self._position : start])
-            self._position = max(start, self._position)
+            self._copy(self._taken(start))
             self.phases.append((len(self.events), phase))
-        self._copy(self._timeline.events[self._position : stop])
-        self._position = max(stop, self._position)
+        self._copy(self._taken(stop))
 
     def through(self, call: OperatorCall) -> None:
         """Copy what an operator leaves, and then its workspace."""
-        events = self._timeline.events[self._position : call.stop]
-        self._position = max(call.stop, self._position)
+        events = self._taken(call.stop)
         made = {event for event in events if event > 0}
         given_back = {-event for event in events if event < 0} & made
         self._copy(tuple(event for event in events if abs(event) not in given_back))
@@ -112,6 +104,12 @@ class _Walk:
             most = max(most, live)
         number = self._add(Allocation(most - live, Kind.WORKSPACE, call.origin))
         self.events += [number, -number]
+
+    def _taken(self, stop: int) -> tuple[int, ...]:
+        """Go on to where ``stop`` events have happened, and return those on the way."""
+        events = self._timeline.events[self._position : stop]
+        self._position = max(stop, self._position)
+        return events
 
     def _copy(self, events: tuple[int, ...]) -> None:
         for event in events:
@@ -127,8 +125,6 @@ class _Walk:
 
 
 class Inner(NamedTuple):
-    """What one node's operators make, in bytes."""
-
     made: tuple[int | None, ...]
     """The bytes of each result's storage on the device; None where that is an argument's."""
     peak: int = 0
@@ -138,11 +134,7 @@ class Inner(NamedTuple):
 def run_alone(
     nodes: Iterable[fx.Node], value: Callable[[fx.Node], Any], device: DeviceName
 ) -> dict[fx.Node, Inner]:
-    """Run those of some nodes that are several operators, each with tensors of its own.
-
-    ``value`` gives the fake tensors that a node stands for. Nodes that do not run alone, such as
-    those that decide by values, are left out.
-    """
+    """Run those nodes that are several operators; ``value`` gives fake tensors of a node."""
     found = [node for node in nodes if _is_several(node, device)]
     made: dict[fx.Node, tuple[int | None, ...]] = {}
     if not found:
@@ -244,8 +236,6 @@ _CONTAINERS = (list, tuple, torch.Size)
 
 
 class OperatorsAtSizes(NamedTuple):
-    """What operators take at some sizes."""
-
     nbytes: dict[int, int]
     """The bytes of allocations, by their places in the timeline."""
     missing: tuple[str, ...]
@@ -400,8 +390,6 @@ class _Unlike(Exception):
 
 
 class _Fitted(NamedTuple):
-    """A tensor among arguments."""
-
     shape: Any
     stride: Any
     dtype: torch.dtype

@@ -266,8 +266,6 @@ def _values(name: str, given: Sequence[int]) -> list[int]:
 
 
 class _Traces:
-    """The traces of a build, one for each sizes."""
-
     def __init__(self, build: fitting.Build, options: dict[str, Any]) -> None:
         self._build, self.options = build, options
         self._known: dict[tuple[int, ...], tuple[MemoryProfile, operators_at.Comparable]] = {}
@@ -311,7 +309,6 @@ class _Traces:
         return ""
 
     def timeline(self, sizes: fitting.Sizes) -> Timeline:
-        """Return the timeline of a step that can be compared with others'."""
         return self.at(sizes)[1].timeline
 
 

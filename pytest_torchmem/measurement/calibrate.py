@@ -26,14 +26,7 @@ from pytest_torchmem.operators.workspace_of import key_of
 from pytest_torchmem.profile.timeline import without_collections
 from pytest_torchmem.step.imports import eager
 from pytest_torchmem.step.step import Step
-from pytest_torchmem.targets.gpus import (
-    Calibration,
-    Gpu,
-    Setup,
-    WorkspaceKey,
-    WorkspaceSize,
-    known_gpu,
-)
+from pytest_torchmem.targets import gpus
 from pytest_torchmem.torch_private.dispatcher import interception
 from pytest_torchmem.torch_private.kernels import run_composite_explicit, run_composite_implicit
 from pytest_torchmem.torch_private.keys import FAKE, OpOverload, has_kernel_on, set_excluded
@@ -52,7 +45,7 @@ def calibrate(
     optimizer: Callable[..., Any] | None = None,
     steps: int = 1,
     **kwargs: Any,
-) -> Calibration:
+) -> gpus.Calibration:
     """Run the step of ``trace`` on this machine's GPU, and return the workspaces of its kernels.
 
     The calibration has a figure, in bytes, for every workspace that a trace of the step cannot
@@ -71,37 +64,35 @@ def calibrate(
         raise UsageError(f"cannot calibrate: {reason}. Run this on a machine with the GPU")
     gpu = device.gpu()
     options = {**step.options(), **kwargs}
-    with known_gpu(gpu):
+    with gpus.known_gpu(gpu):
         traced = trace(target, *args, device="cuda", gpu=gpu.name, memory="unlimited", **options)
     figures = record_figures(device, gpu, traced.questions, target, args, kwargs, step)
-    return Calibration({setup_of(device, gpu): figures})
+    return gpus.Calibration({setup_of(device, gpu): figures})
 
 
-def setup_of(device: Device, gpu: Gpu) -> Setup:
-    """Return what figures measured on ``device``, which is ``gpu``, are filed under."""
-    return Setup(gpu.name, TORCH_SERIES, device.cudnn())
+def setup_of(device: Device, gpu: gpus.Gpu) -> gpus.Setup:
+    return gpus.Setup(gpu.name, TORCH_SERIES, device.cudnn())
 
 
 def record_figures(
     device: Device,
-    gpu: Gpu,
-    questions: Collection[WorkspaceKey],
+    gpu: gpus.Gpu,
+    questions: Collection[gpus.WorkspaceKey],
     target: Any,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     step: Step,
-) -> dict[WorkspaceKey, WorkspaceSize]:
-    """Run a step on ``device`` and return its answers to ``questions``.
+) -> dict[gpus.WorkspaceKey, gpus.WorkspaceSize]:
+    """Run a step on ``device`` and return its answers to ``questions``, of several the largest.
 
-    Of several calls of one geometry the largest counts. Raises ``DeviceMemoryError``, and
-    ``UsageError`` where the allocator does not count.
+    Raises ``DeviceMemoryError``, and ``UsageError`` where the allocator does not count.
     """
     if not questions:
         return {}
     check_torch()
     recorder = _Recorder(device, questions)
 
-    def run() -> dict[WorkspaceKey, WorkspaceSize]:
+    def run() -> dict[gpus.WorkspaceKey, gpus.WorkspaceSize]:
         # Without the cache (``PYTORCH_NO_CUDA_MEMORY_CACHING``) and with
         # ``backend:cudaMallocAsync`` the allocator has no such statistics; every kernel would seem
         # to take nothing.
@@ -129,8 +120,8 @@ def record_figures(
 class _Recorder:
     """Runs operators as they are, and records the workspace of those that are asked about."""
 
-    def __init__(self, device: Device, questions: Collection[WorkspaceKey]) -> None:
-        self.figures: dict[WorkspaceKey, WorkspaceSize] = {}
+    def __init__(self, device: Device, questions: Collection[gpus.WorkspaceKey]) -> None:
+        self.figures: dict[gpus.WorkspaceKey, gpus.WorkspaceSize] = {}
         self._device = device
         self._questions = frozenset(questions)
         self._operators = frozenset(question.operator for question in questions)
@@ -162,7 +153,7 @@ class _Recorder:
 
     def _measured(
         self,
-        question: WorkspaceKey,
+        question: gpus.WorkspaceKey,
         operator: OperatorSpec,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
@@ -177,7 +168,7 @@ class _Recorder:
         found = device.statistics()
         # What is alive now stays: outputs, and what a library keeps from here on.
         nbytes = max(found.get(_PEAK, 0) - found.get(_CURRENT, 0), 0)
-        figure = WorkspaceSize(nbytes, _reserve_of(operator, result))
+        figure = gpus.WorkspaceSize(nbytes, _reserve_of(operator, result))
         before = self.figures.get(question)
         self.figures[question] = figure if before is None else figure.largest(before)
         return result
@@ -188,7 +179,6 @@ def _run(operator: OperatorSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 
 def _reserve_of(operator: OperatorSpec, result: Any) -> int | None:
-    """Return the bytes of the output whose size a library alone decides."""
     if operator.record.library_state:
         return int(result.numel() * result.element_size())
     position = operator.record.library_output

@@ -115,7 +115,6 @@ class _Copies:
         return copy
 
     def _whole_copy(self, tensor: Tensor) -> Tensor:
-        """Return a tensor of the same place in a copy of its storage."""
         storage, is_new = self._copy_storage(tensor.untyped_storage())
         copy = torch.empty(0, dtype=tensor.dtype, device=self._device or tensor.device)
         copy.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())

@@ -65,13 +65,11 @@ class PhaseMeter:
         self._counted = (0, 0)
 
     def change(self, phase: Phase) -> None:
-        """Begin ``phase``, unless it is under way."""
         if phase is not self.phase:
             self.finish()
             self.phase = phase
 
     def finish(self) -> None:
-        """End the present phase."""
         self._device.synchronise()
         found = self._statistics()
         counted = found[_REQUESTS] - self._first[0], found[_RELEASES] - self._first[1]
@@ -95,16 +93,7 @@ class PhaseMeter:
         return peaks
 
     def ends(self, counter: str, phase: Phase) -> list[int]:
-        """Return what was alive at the end of each time in ``phase``."""
         return [span.ends[counter] for span in self.spans if span.phase is phase]
-
-    def end(self, counter: str) -> int:
-        """Return what was alive when the last phase ended."""
-        return self.spans[-1].ends[counter]
-
-    def boundaries(self) -> list[tuple[int, Phase]]:
-        """Return how many requests and releases came before each phase."""
-        return [(span.events, span.phase) for span in self.spans]
 
 
 @contextmanager
@@ -156,12 +145,7 @@ class MeasuredProfile(MemoryProfile):
 def measure_cuda(
     target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], step: Step
 ) -> MeasuredProfile:
-    """Run a step on the GPU of this machine.
-
-    Figures are those above what was alive before; other processes' memory is not among them. Raises
-    ``UsageError`` where there is no GPU, and ``DeviceMemoryError`` where its memory does not
-    suffice, once everything is freed.
-    """
+    """Run a step on the GPU of this machine, and free everything, also where that fails."""
     device = devices.cuda_device()
     reason = device.why_not()
     if reason:
@@ -191,7 +175,10 @@ def run_warm(
         state = device.generator_state()
         try:
             if isinstance(target, torch.nn.Module):
-                _run_once(device, target, args, kwargs, step)
+                with on_copies(
+                    device.torch_device, target, args, kwargs, step, moved=True
+                ) as first:
+                    first()
                 gc.collect()
             results.append(run())
         except device.out_of_memory as error:
@@ -204,14 +191,6 @@ def run_warm(
     if not results:
         raise DeviceMemoryError(failure)
     return results[0]
-
-
-def _run_once(
-    device: Device, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], step: Step
-) -> None:
-    """Run a step on the device, of which nothing is there afterwards, and where it fails too."""
-    with on_copies(device.torch_device, target, args, kwargs, step, moved=True) as run:
-        run()
 
 
 def _measured(
@@ -252,7 +231,8 @@ def _profile(
     requested = meter.peaks(REQUESTED)
     timeline, warnings = Timeline(), []
     if history:
-        timeline = timeline_of(history, meter.boundaries(), before, after)
+        starts = [(span.events, span.phase) for span in meter.spans]
+        timeline = timeline_of(history, starts, before, after)
         recorded = {phase: peak for phase, (peak, _) in timeline.peaks().items()}
         if {phase: recorded.get(phase, 0) for phase in requested} != requested:
             warnings.append(
@@ -274,7 +254,7 @@ def _profile(
         optimizer_peak=requested.get(Phase.OPTIMIZER),
         peak=max(requested.values()),
         retained=max(meter.ends(REQUESTED, Phase.FORWARD), default=None),
-        end=meter.end(REQUESTED),
+        end=meter.spans[-1].ends[REQUESTED],
         allocated_peak=max(meter.peaks(ALLOCATED).values()),
         reserved_peak=max(meter.peaks(RESERVED).values()),
         torch_version=torch.__version__,

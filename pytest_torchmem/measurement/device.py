@@ -135,11 +135,9 @@ class Device:
         torch.cuda.empty_cache()
 
     def generator_state(self) -> torch.Tensor:
-        """Return the state of the device's random generator."""
         return torch.cuda.get_rng_state()
 
     def set_generator_state(self, state: torch.Tensor) -> None:
-        """Put the device's random generator into a state."""
         torch.cuda.set_rng_state(state)
 
     def start_history(self) -> None:

@@ -20,7 +20,7 @@ belongs to a step must therefore be allocated inside the recording.
 
 import os
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -88,17 +88,30 @@ def with_other_threads(events: Sequence[MemoryEvent]) -> list[MemoryEvent]:
 
 def _without_workers(events: Sequence[MemoryEvent]) -> list[MemoryEvent]:
     """Leave out what other threads had in the course of one operator alone."""
+
+    def within_operator(begin: int, end: int) -> bool:
+        if events[begin].path != (_ELSEWHERE,):
+            return False
+        # The event before says that the operator was under way when the block was taken.
+        recorded = [one.path for one in events[max(begin - 1, 0) : end]]
+        operators = {_operator_of(path) for path in recorded if path != (_ELSEWHERE,)}
+        return len(operators) == 1 and () not in operators
+
+    return _without_blocks(events, within_operator)
+
+
+def _without_blocks(
+    events: Sequence[MemoryEvent], are_left_out: Callable[[int, int], bool]
+) -> list[MemoryEvent]:
+    """Leave out blocks for whose request and release, by their indices, ``are_left_out`` is so."""
     left_out: set[int] = set()
     taken: dict[int, int] = {}
     for index, event in enumerate(events):
-        if event.nbytes > 0 and event.path == (_ELSEWHERE,):
+        if event.nbytes > 0:
             taken[event.pointer] = index
         elif event.pointer in taken:
             begin = taken.pop(event.pointer)
-            # The event before says that the operator was under way when the block was taken.
-            recorded = [one.path for one in events[max(begin - 1, 0) : index]]
-            operators = {_operator_of(path) for path in recorded if path != (_ELSEWHERE,)}
-            if len(operators) == 1 and () not in operators:
+            if are_left_out(begin, index):
                 left_out |= {begin, index}
     return [event for index, event in enumerate(events) if index not in left_out]
 
@@ -140,8 +153,6 @@ class _Matches:
 
 @dataclass(slots=True)
 class _OtherThreads:
-    """What they did, and may do."""
-
     live: dict[int, MemoryEvent]
     """What has no recorded release, by address; what they took has addresses below 0."""
     total: int
@@ -178,8 +189,8 @@ class _OtherThreads:
 
     def released(self, event: MemoryEvent) -> MemoryEvent:
         """Return a release of what another thread took, at the address that it has in the record.
-        It may have taken as much as it released between two events: then the block that it released
-        seems to live on.
+
+        It may have taken as much as it released in between: then that block seems to live on.
         """
         same = [block for block in self.live.values() if block.nbytes == -event.nbytes]
         if not self.acted or not same:  # from before the recording
@@ -204,7 +215,6 @@ _AUTOGRAD_ALONE = f"create_aot_dispatcher_function{_MARK}"
 
 
 def compiles(name: str) -> bool:
-    """Return whether a recorded function is a part of a compilation."""
     return name.endswith(_MARK) and name != _AUTOGRAD_ALONE
 
 
@@ -219,19 +229,13 @@ def without_compilations(
         if not outermost or start > outermost[-1][1]:
             outermost.append((start, stop))
     starts = [start for start, _ in outermost]
-    taken: dict[int, tuple[int, int]] = {}
-    left_out: set[int] = set()
-    for index, event in enumerate(events):
-        span = bisect_right(starts, event.time) - 1
-        if span >= 0 and event.time > outermost[span][1]:
-            span = -1
-        if event.nbytes > 0:
-            taken[event.pointer] = index, span
-        elif event.pointer in taken:
-            begin, within = taken.pop(event.pointer)
-            if within == span >= 0:
-                left_out |= {begin, index}
-    return [event for index, event in enumerate(events) if index not in left_out]
+
+    def in_one_compilation(begin: int, end: int) -> bool:
+        first, last = events[begin].time, events[end].time
+        span = bisect_right(starts, first) - 1
+        return span >= 0 and outermost[span][0] <= last <= outermost[span][1]
+
+    return _without_blocks(events, in_one_compilation)
 
 
 STEP = "torchmem::step"
@@ -244,8 +248,6 @@ MARKS = (STEP, ENGINE, ENGINE_NODE, MODULE, OPTIMIZER_STEP)
 
 @dataclass(slots=True)
 class Range:
-    """The time in which a recorded function ran."""
-
     start: int
     stop: int
     name: str

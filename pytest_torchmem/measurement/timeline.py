@@ -2,9 +2,8 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,12 +17,11 @@ from pytest_torchmem.step.trees import tensors_in
 from pytest_torchmem.torch_private.tensors import is_wrapper, wrapped_tensors
 
 
-@dataclass(frozen=True, slots=True)
-class Label:
-    """What a storage is to the model: its kind, and the first name it goes by."""
+class Label(NamedTuple):
+    """What a storage is to the model, in the words of ``Allocation``."""
 
     kind: Kind
-    name: str
+    label: str
     shape: tuple[int, ...]
     dtype: str
 
@@ -169,13 +167,12 @@ class Builder:
         self, address: int, nbytes: int, origin: Origin, label: Label | None, made_in: str = ""
     ) -> None:
         """Add an allocation, which has a label or else is only known by what it was ``made_in``."""
-        allocation = Allocation(nbytes, Kind.OTHER, origin, label=made_in)
+        known = {"kind": Kind.OTHER, "label": made_in} if label is None else label._asdict()
         self._live[address] = len(self._allocations)
-        self._allocations.append(allocation if label is None else _labelled(allocation, label))
+        self._allocations.append(Allocation(nbytes, origin=origin, **known))
         self._events.append(len(self._allocations))
 
     def release(self, address: int) -> None:
-        """Free what is at an address, if that is known."""
         index = self._live.pop(address, None)
         if index is not None:
             self._events.append(-(index + 1))
@@ -185,14 +182,9 @@ class Builder:
         for address, label in after.items():
             index = self._live.get(address)
             if index is not None and self._allocations[index].kind is Kind.OTHER:
-                self._allocations[index] = _labelled(self._allocations[index], label)
+                named = self._allocations[index]._replace(**label._asdict())
+                self._allocations[index] = named
         return Timeline(tuple(self._allocations), tuple(self._events), tuple(self.phases))
-
-
-def _labelled(allocation: Allocation, label: Label) -> Allocation:
-    return Allocation(
-        allocation.nbytes, label.kind, allocation.origin, label.shape, label.dtype, label.name
-    )
 
 
 def _phase_changes(

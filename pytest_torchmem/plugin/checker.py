@@ -144,7 +144,6 @@ class Checker:
 
     @property
     def failed_unseen(self) -> bool:
-        """Whether a check failed that ``settle`` is going to tell of."""
         return bool(self._swallowed())
 
     def _swallowed(self) -> list[BaseException]:
@@ -168,7 +167,6 @@ class Checker:
         """Trace ``target`` on every device, judge it, and raise once for all failures.
 
         ``on_cuda`` names what of the test is on cuda already, and so cannot be traced on the CPU.
-        ``arguments`` are those of ``make_request``.
         """
         request = make_request(
             self._checked_test(), self.context.settings, self.budget, **arguments
@@ -325,7 +323,6 @@ class Checker:
 
     @property
     def place(self) -> str:
-        """The file and the line where the test begins."""
         path, line = self._first_line()
         return f"{path}:{line}"
 
@@ -382,7 +379,6 @@ class Checker:
         return {replace(key, torch_series="") for key in known if key.test == request.test.id}
 
     def _reported(self, result: CheckResult, *, idle_may_pass: bool) -> Check:
-        """Return a check with the text of what was found."""
         text = what_to_do = notice = ""
         if result.findings:
             from pytest_torchmem.reports.text import advice, plain_message

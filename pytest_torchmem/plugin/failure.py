@@ -316,23 +316,18 @@ def why_skipped(item: pytest.Item, call: pytest.CallInfo[None]) -> tuple[str, st
     texts = [str(argument) for mark in marks for argument in (*mark.args, *mark.kwargs.values())]
     if marks:  # else a fixture skipped, or the test's module
         texts.append(_decorators(getattr(item, "function", None)))
-    is_for_gpu = any(map(_asks_for_gpu, (*texts, reason)))
+    # "not torch.cuda.is_available()" of a mark, its name, or "needs a GPU"
+    marker = re.compile(r"memory_budget\(.*?\)", re.DOTALL)
+    is_for_gpu = any(_OF_A_GPU.search(marker.sub("", text)) for text in (*texts, reason))
     return reason, NEVER_CHECKED if is_for_gpu else SKIPPED
 
 
 def _decorators(function: Any) -> str:
-    """Return the source of a function up to its ``def``."""
     try:
         source = inspect.getsource(function)
     except (OSError, TypeError):
         return ""
     return re.split(r"^\s*(?:async\s+)?def\s", source, maxsplit=1, flags=re.MULTILINE)[0]
-
-
-def _asks_for_gpu(text: str) -> bool:
-    # "not torch.cuda.is_available()" of a mark, its name, or "needs a GPU"
-    without_marker = re.sub(r"memory_budget\(.*?\)", "", text, flags=re.DOTALL)
-    return _OF_A_GPU.search(without_marker) is not None
 
 
 _ATTACHED: pytest.StashKey[list[dict[str, Any]]] = pytest.StashKey()

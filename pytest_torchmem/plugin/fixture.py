@@ -208,11 +208,7 @@ def judged(item: pytest.Item, checker: Checker) -> Iterator[None]:
 
 
 def _body_to_trace(item: pytest.Item, checker: Checker) -> Callable[..., Any] | None:
-    """Return what is to be traced as a whole, ``None`` where the test uses the fixture.
-
-    Raises ``UsageError`` for a marker that cannot be read, before anything runs, and for a test
-    that cannot be traced.
-    """
+    """Return what is to be traced as a whole, ``None`` where the test uses the fixture."""
     checker.budget  # noqa: B018
     if "torchmem" in getattr(item, "fixturenames", ()):
         return None

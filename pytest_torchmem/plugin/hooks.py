@@ -67,7 +67,6 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the marker, and the hooks that have a state."""
     config.add_cleanup(options.stop_leaving_alone)
     text = "limits, such as '2 GiB', on the memory that a PyTorch test needs"
     config.addinivalue_line("markers", f"{SIGNATURE}: {text}")
@@ -145,7 +144,6 @@ class _RunHooks:
         return self._standing
 
     def _stand_for_suite(self) -> None:
-        """Let every test see the GPU of ``--torchmem-fake-cuda``."""
         from pytest_torchmem.errors import UsageError
         from pytest_torchmem.plugin.standing import SuiteHooks, gpu_of
 
@@ -230,7 +228,6 @@ class _RunHooks:
         return item.stash[_CHECKER]
 
     def pytest_report_header(self) -> str:
-        """Say what will be checked, and against what."""
         return options.header(self._settings)
 
     @pytest.hookimpl(wrapper=True)
@@ -254,7 +251,6 @@ class _RunHooks:
         return report
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Notice the modules that were collected, and those that could not be."""
         self._collect_reports.append(report)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -426,7 +422,6 @@ class _RunHooks:
         )
 
     def _find(self) -> dict[str, list[Any]]:
-        """Return what this process collected that has to do with snapshots, of builtin types."""
         directories = {item.path.parent for item in self._collected}
         for report in self._collect_reports:
             path = self.config.rootpath / report.nodeid.partition("::")[0]

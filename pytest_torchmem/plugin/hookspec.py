@@ -107,16 +107,13 @@ class PluginRegistrations:
             others = [other for other in implementing if other is not plugin]
             answers = manager.subset_hook_caller(name, others)(config=self._config)
             where = f"torchmem: the hook {name} of {manager.get_name(plugin)}"
-            for value in (value for answer in answers for value in _values(answer, where)):
-                try:
-                    if not isinstance(value, kind):
-                        raise UsageError(f"{value!r} is not a pytest_torchmem.{kind.__name__}")
-                    self._config.add_cleanup(register(value))
-                except UsageError as error:
-                    raise pytest.UsageError(f"{where}: {error}") from None
-
-
-def _values(answer: object, where: str) -> Iterable[object]:
-    if not isinstance(answer, Iterable) or isinstance(answer, str):
-        raise pytest.UsageError(f"{where} returned {answer!r}: return a list")
-    return answer
+            for answer in answers:
+                if not isinstance(answer, Iterable) or isinstance(answer, str):
+                    raise pytest.UsageError(f"{where} returned {answer!r}: return a list")
+                for value in answer:
+                    try:
+                        if not isinstance(value, kind):
+                            raise UsageError(f"{value!r} is not a pytest_torchmem.{kind.__name__}")
+                        self._config.add_cleanup(register(value))
+                    except UsageError as error:
+                        raise pytest.UsageError(f"{where}: {error}") from None

@@ -246,7 +246,6 @@ class _PastRewriting(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return where a module of this package is, and leave all others to who comes next."""
         if not fullname.startswith(_PACKAGE):
             return None
         return PathFinder.find_spec(fullname, path, target)

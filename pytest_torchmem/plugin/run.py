@@ -178,7 +178,6 @@ class Run:
             let_fail(session)
 
     def _checks(self) -> Iterable[Check]:
-        """Return every check; where several workers ran one test, it passed if it passed in all."""
         for nodeid, by_worker in self._attempts.items():
             passed, attempts = self._outcome(nodeid) == "passed", by_worker.values()
             by_check = any(attempt.failed_by_check for attempt in attempts)
@@ -198,7 +197,6 @@ class Run:
         return "passed" if outcomes else "unfinished"
 
     def _is_unchecked(self, nodeid: str) -> bool:
-        """Tell whether a test passed without a check that came to a result."""
         attempts = self._attempts.get(nodeid, {}).values()
         checks = [check for attempt in attempts for check in attempt.checks]
         results = (check.result.outcome is not Outcome.NOT_CHECKED for check in checks)
@@ -259,10 +257,7 @@ class Run:
         return update_calibrations(self.config.rootpath, self.settings, found, complete)
 
     def _propose(self, checks: Iterable[Check]) -> tuple[list[str], list[str]]:
-        """Write what an update would have made of the checks that failed.
-
-        Returns the files, and what was in the way of others.
-        """
+        """Write what an update would make of the checks that failed; return files and problems."""
         directory = self.settings.proposal_path
         files: list[str] = []
         problems: list[str] = []

@@ -52,7 +52,6 @@ def _read(config: pytest.Config) -> Settings:
     option, ini = config.getoption, config.getini
 
     def not_empty(name: str) -> Any:
-        """Return the option, ``None`` where it is not given."""
         given = option(f"torchmem_{name}")
         if isinstance(given, str) and not given.strip():
             written = f"--torchmem-{name.replace('_', '-')}"
@@ -84,14 +83,21 @@ def _read(config: pytest.Config) -> Settings:
     fake_cuda = find_gpu(value("fake_cuda")).name if value("fake_cuda") else ""
     # Everything in the suite sees a GPU, and so names it: on the CPU it would not run.
     devices = "cuda" if fake_cuda else DEFAULT_DEVICES
-    world_size = _world_size(value("world_size"))
+    world_size, written = None, value("world_size")
+    if written:
+        given = int(written) if written.isdecimal() else written
+        world_size = check_world_size(given, "torchmem_world_size")
+    if allocator := value("allocator"):
+        from pytest_torchmem.allocator.device_memory import parse_options
+
+        parse_options(allocator)
     when = parse_choice(value("github", GITHUB_MODES[0]), "torchmem_github", GITHUB_MODES)
     is_on_github = when == "auto" and os.environ.get("GITHUB_ACTIONS") == "true"
     return Settings(
         devices=parse_devices(value("devices", devices), "torchmem_devices"),
         gpu=find_gpu(value("gpu", DEFAULT_GPU)).name,
         gpu_named=bool(value("gpu")),
-        allocator=_allocator(value("allocator")),
+        allocator=allocator,
         values=parse_choice(value("values", VALUES_MODES[0]), "torchmem_values", VALUES_MODES),
         narrowed=any(option(f"torchmem_{name}") for name in ("devices", "gpu", "fake_cuda")),
         measure=_measure(value("measure"), fake_cuda),
@@ -116,13 +122,6 @@ def _read(config: pytest.Config) -> Settings:
         ranks=_ranks(value("ranks"), world_size),
         verbose=config.get_verbosity(SELECTED_BY) > 0,
     )
-
-
-def _world_size(written: str) -> int | None:
-    if not written:
-        return None
-    size: object = int(written) if written.isdecimal() else written
-    return check_world_size(size, "torchmem_world_size")
 
 
 def _ranks(written: str, world_size: int | None) -> tuple[int, ...]:
@@ -152,14 +151,6 @@ def _update_modes(asked: list[str] | None, dry_run: bool, in_ci: bool) -> frozen
             "your machine and commit the files (or unset CI)"
         )
     return frozenset(UPDATE_MODES if "all" in asked else asked)
-
-
-def _allocator(options: str) -> str:
-    if options:
-        from pytest_torchmem.allocator.device_memory import parse_options
-
-        parse_options(options)
-    return options
 
 
 def budget_of(item: pytest.Item) -> Budget:

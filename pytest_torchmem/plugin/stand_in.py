@@ -34,7 +34,6 @@ _MOST_SECONDS = 300
 
 
 def served_confirmations() -> Confirmations | None:
-    """Return where this process writes its measurements; None outside a stand-in process."""
     directory = os.environ.get(_DIRECTORY)
     return Confirmations(Path(directory), os.environ[_GPU]) if directory else None
 

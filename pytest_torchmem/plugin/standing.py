@@ -46,12 +46,8 @@ if TYPE_CHECKING:
 
 
 _Fixture = pytest.FixtureDef[Any]
-_SEEN: pytest.StashKey[str | None] = pytest.StashKey()
-_GPUS: pytest.StashKey[int] = pytest.StashKey()
 _ALONE: pytest.StashKey[bool] = pytest.StashKey()
 """Whether a test is run as one of its processes after the other."""
-_FOR_CPU = ""
-"""Instead of the name of a GPU: the test's markers name none of its devices."""
 _NAMES_CPU = (
     "the marker of the test names cpu alone, so its fixtures see no fake GPU. If one puts "
     'something on cuda, name that: memory_budget(..., device="cuda")'
@@ -79,10 +75,13 @@ class Seen(NamedTuple):
     """Which of them is current from the beginning: in a world that of the process."""
 
 
+_SEEN: pytest.StashKey[Seen | None] = pytest.StashKey()
+_FOR_CPU = Seen("")
+"""Instead of a GPU: the test's markers name none of its devices."""
+
+
 @dataclass(slots=True, eq=False)
 class SetUp:
-    """A fixture that is set up."""
-
     fixture: _Fixture
     request: pytest.FixtureRequest
     gpu: Seen | None
@@ -125,25 +124,22 @@ class StandingGpus:
         """Return the fake GPU that a test's fixtures see, which is that of the process."""
         if self._suite is not None:
             return Seen(self._suite.gpu)
-        name = self._seen_by(item)
-        if not name:
+        seen = self._seen_by(item)
+        if seen is None or seen == _FOR_CPU:
             return None
         world = self._worlds.of(item)
-        if world is not None:
-            return Seen(name, world.per_node, world.local_rank)
-        return Seen(name, item.stash[_GPUS])
+        return Seen(seen.gpu, world.per_node, world.local_rank) if world is not None else seen
 
     def _is_for_cpu(self, item: pytest.Item) -> bool:
         """Tell whether a test's fixtures see no GPU because its markers name devices without."""
         return self._suite is None and self._seen_by(item) == _FOR_CPU
 
-    def _seen_by(self, item: pytest.Item) -> str | None:
+    def _seen_by(self, item: pytest.Item) -> Seen | None:
         if _SEEN not in item.stash:
-            item.stash[_GPUS] = 1
             item.stash[_SEEN] = self._gpu_of(item)
         return item.stash[_SEEN]
 
-    def _gpu_of(self, item: pytest.Item) -> str | None:
+    def _gpu_of(self, item: pytest.Item) -> Seen | None:
         if self._settings.disabled or not checks_memory(item) or not sees_anything(item):
             return None
         if self._fixtures_are_real():
@@ -154,8 +150,7 @@ class StandingGpus:
             return None
         if budget.devices is not None and "cuda" not in budget.devices:
             return _FOR_CPU  # its traces have no GPU: a fixture is to choose what they have
-        item.stash[_GPUS] = budget.gpus or 1
-        return gpu_name(self._settings, budget, None)
+        return Seen(gpu_name(self._settings, budget, None), budget.gpus or 1)
 
     def standing(self, seen: Seen) -> StandingGpu:
         if self._suite is not None:
@@ -175,7 +170,6 @@ class StandingGpus:
         return self._gpus[seen]
 
     def seen(self, item: pytest.Item) -> AbstractContextManager[object]:
-        """Let a test see its GPU, if it has one."""
         gpu = self.seen_by(item)
         return self.standing(gpu).on() if gpu is not None else nullcontext()
 
@@ -248,10 +242,7 @@ class StandingGpus:
     # -- a test of several processes ---------------------------------------------------------------
 
     def processes(self, item: pytest.Item) -> tuple[World, ...]:
-        """Return the processes that a test has to be run as, one after the other.
-
-        There are none where its fixtures are the same for all of them.
-        """
+        """Return the processes that a test is run as; none where its fixtures are the same."""
         worlds = self._worlds.all_of(item)
         if len(worlds) < 2 or self._world_of(item) is None:
             return ()
@@ -298,10 +289,7 @@ class StandingGpus:
             yield
 
     def renew(self, item: pytest.Item) -> bool:
-        """Set up anew what can be traced once and was, before a trace of a test's body.
-
-        Returns whether there was any.
-        """
+        """Set up anew what can be traced once and was; return whether there was any."""
         if not isinstance(item, pytest.Function):
             return False
         with self.seen(item):
@@ -344,12 +332,10 @@ class StandingGpus:
         return self._worlds.on(world if self._worlds.group(world) else None)
 
     def _world_of(self, item: pytest.Item) -> World | None:
-        if self._suite is not None and self._worlds.of(item) is not None:
-            world = self._worlds.of(item)
-            # What a suite's tests put on the GPU is on cuda:0.
-            return world if world is not None and world.local_rank == 0 else None
-        traced = self._seen_by(item) is not None
-        return self._worlds.of(item) if traced else None
+        world = self._worlds.of(item)
+        if self._suite is not None and world is not None:
+            return world if world.local_rank == 0 else None  # its tests put everything on cuda:0
+        return world if self._seen_by(item) is not None else None
 
     def refuse_other_worlds(self, item: pytest.Item, worlds: Sequence[World | None]) -> None:
         """Raise ``UsageError`` if a fixture goes by another process than these, which are traced.
@@ -571,7 +557,6 @@ class SuiteHooks:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_collection(self) -> Iterator[None]:
-        """Import tests, and select them, with the GPU."""
         with self._gpu.on():
             return (yield)
 
@@ -593,7 +578,6 @@ class SuiteHooks:
             item.user_properties.append((_PEAK, self._gpu.allocated_peak))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Take over what a test allocated."""
         if report.when == "teardown":
             noted = dict(report.user_properties)
             self._peaks[report.nodeid] = max(int(str(noted.get(_PEAK, 0))), 0)

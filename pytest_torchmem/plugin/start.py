@@ -38,7 +38,6 @@ def note_id(item: pytest.Item) -> None:
 
 
 def node_id(item: pytest.Item) -> str:
-    """Return the node id of ``item``, the same with every plugin."""
     return item.stash.get(_NODE_ID, item.nodeid)
 
 

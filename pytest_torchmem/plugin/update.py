@@ -40,7 +40,6 @@ class Gone:
     problems: list[str] = field(default_factory=list)
 
     def listed(self) -> list[tuple[str, Key]]:
-        """Return every entry that is obsolete, with its file."""
         orphans = [(file, keys) for file, keys in self.orphans.items() if file not in self.held]
         every = (*self.entries.items(), *self.unchecked.items(), *orphans)
         return [(file, key) for file, keys in every for key in keys]

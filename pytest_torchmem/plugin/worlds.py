@@ -65,7 +65,6 @@ class StandingWorlds:
         return item.stash.get(_NOW, None) or next(iter(self.all_of(item)), None)
 
     def become(self, item: pytest.Item, world: World) -> None:
-        """Let another process of a test be the one that its fixtures are set up in."""
         item.stash[_NOW] = world
 
     def on(self, world: World | None) -> AbstractContextManager[object]:
@@ -118,8 +117,6 @@ class StandingWorlds:
 
 @dataclass(slots=True)
 class VariablesRead:
-    """Which of ``torchrun``'s variables were read."""
-
     names: list[str] = field(default_factory=list)
     in_vain: str = ""
     """Where one was asked for that says which process this is, and was not set: «file:line»."""

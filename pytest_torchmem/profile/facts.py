@@ -1,7 +1,6 @@
 """What a snapshot keeps of a step beside its figures: what it was run with, and its course.
 
-A snapshot keeps the facts of its step, so that a later run can say which of them changed. In a file
-they are lists and objects, and a named tuple is a list.
+So a later run can say which facts changed. In a file they are lists and objects.
 """
 
 import re
@@ -22,8 +21,6 @@ _OUTSIDE_OF_BRACKETS = re.compile(r", (?![^(\[]*[)\]])")
 
 
 class Geometry(NamedTuple):
-    """Type and shape of a tensor."""
-
     dtype: str
     shape: tuple[int, ...]
 
@@ -246,7 +243,6 @@ def _fields(kind: type) -> tuple[Any, ...]:
 
 
 def scalar(text: str) -> Scalar:
-    """Return the number or switch that a text is, else the text."""
     for kind in (int, float):
         with suppress(ValueError):
             found = kind(text)
@@ -326,8 +322,6 @@ FULL = 1000
 
 
 class Stretch(NamedTuple):
-    """One time in a phase."""
-
     phase: str
     """"" for a step with too many phases to tell them apart."""
     events: int
@@ -337,7 +331,6 @@ class Stretch(NamedTuple):
 
 
 def with_largest(facts: Facts, timeline: Timeline, calls: Iterable[OperatorCall]) -> Facts:
-    """Return facts with the largest tensor that each operator made in the forward."""
     counts: dict[str, Counts] = dict(facts.get(Topic.OPERATORS, {}))
     for call in calls:
         name = call.origin.operator

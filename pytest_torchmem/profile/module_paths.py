@@ -89,7 +89,6 @@ def only_in(now: str, before: str) -> str:
 
 
 def join_numbers(texts: Iterable[str]) -> str:
-    """Return the numbers of several modules of one pattern together."""
     columns = zip(*(read_numbers(text) for text in texts), strict=False)
     return "/".join(_ranges(sorted(set().union(*column))) for column in columns)
 
@@ -110,7 +109,6 @@ class EveryNumber:
         self._found: dict[str, set[int]] = {}
 
     def add(self, pattern: str, numbers: str) -> None:
-        """Take in the numbers of a pattern's stars."""
         for before, star in zip(_before_stars(pattern), read_numbers(numbers), strict=False):
             self._found.setdefault(before, set()).update(star)
 

@@ -241,17 +241,15 @@ def node_table_of(timeline: Timeline, calls: Sequence[OperatorCall]) -> NodeTabl
         return builder.table()
 
 
+@dataclass(slots=True)
 class _Open:
-    __slots__ = ("births", "made", "made_in_backward", "reads", "row", "saved")
-
-    def __init__(self, row: NodeRow, births: int, reads: tuple[int, ...], made: tuple[int, ...]):
-        self.row = row
-        self.births = births
-        """The last allocation that was made when the operator returned."""
-        self.reads = reads
-        self.made = made
-        self.saved: Collection[int] = ()
-        self.made_in_backward: Collection[int] = ()
+    row: NodeRow
+    births: int
+    """The last allocation that was made when the operator returned."""
+    reads: tuple[int, ...]
+    made: tuple[int, ...]
+    saved: Collection[int] = ()
+    made_in_backward: Collection[int] = ()
 
 
 class _Builder:

@@ -484,7 +484,6 @@ def _refused(number: str) -> Any:
 
 
 def _checked(plain: Any) -> Any:
-    """Return what a file holds. Raises ``ValueError`` for what ``save`` does not write."""
     kind = plain.get("kind", "unknown") if isinstance(plain, dict) else "unknown"
     if kind != SAVED:
         raise ValueError(f"it is of kind {kind!r:.60}")

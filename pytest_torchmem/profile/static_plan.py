@@ -87,7 +87,6 @@ class _Lives:
         return sizes + array("q", map(neg, islice(reversed(sizes), len(sizes) - 1)))
 
     def largest(self, most: int) -> list[Lifetime]:
-        """Return the largest storages, the largest first."""
         numbers, sizes = self.numbers, self.sizes
         if len(numbers) > most:
             limit = nlargest(most, sizes)[-1]
@@ -98,7 +97,6 @@ class _Lives:
 
 
 def _placed(lives: _Lives, offsets: Sequence[int], timeline: Timeline) -> tuple[Placed, ...]:
-    """Return the storages of a plan, each with its place."""
     end, allocations = len(timeline.events), timeline.allocations
     return tuple(
         Placed(
@@ -206,12 +204,7 @@ _FIGURES = (
 def plan_of(
     timeline: Timeline, alignment: int, reserved_peak: int | None = None, outputs: bool = False
 ) -> StaticPlan:
-    """Return the plan of what a timeline makes after its baseline and gives back.
-
-    ``alignment`` is that of offsets and sizes in bytes, ``reserved_peak`` what it is compared with,
-    and with ``outputs`` what outlives the timeline is in the arena too. Raises ``UsageError`` for
-    an alignment that is no power of two.
-    """
+    """Return ``MemoryProfile.plan``, and ``reserved_peak`` with it to be compared."""
     if alignment < 1 or alignment & (alignment - 1):
         raise UsageError(f"alignment={alignment!r}: expected a power of two")
     with without_collections():

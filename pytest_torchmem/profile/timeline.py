@@ -342,8 +342,6 @@ class Work(Protocol):
 
 
 class KnownWork(NamedTuple):
-    """Work whose figures are at hand."""
-
     flops: int = 0
     read: int = 0
     written: int = 0
@@ -446,7 +444,6 @@ class _Walk:
         return True
 
     def step(self, stop: int, origin: Origin, call: OperatorCall | None = None) -> OperatorStep:
-        """Go on to where ``stop`` events have happened, in one step."""
         live = peak = self.live
         made: dict[int, None] = {}
         for event in self._events[self.position : stop]:

@@ -193,7 +193,6 @@ def positions_of(profile: MemoryProfile) -> dict[str, int]:
 
 
 def contents_of(profile: MemoryProfile) -> dict[str, list[Allocation]]:
-    """Return what was alive at each peak, largest first, by the figure's name."""
     positions = {name: at for name, at in positions_of(profile).items() if name in PEAKS}
     return {name: profile.timeline.live_at(at) for name, at in positions.items()}
 

@@ -12,15 +12,7 @@ from typing import Any
 from pytest_torchmem.errors import SnapshotError, UsageError
 from pytest_torchmem.snapshots import files
 from pytest_torchmem.snapshots.store import FilePlan, Stored, read_stored, refused
-from pytest_torchmem.targets.gpus import (
-    CUDNN,
-    Calibration,
-    Figures,
-    FigureTable,
-    Setup,
-    WorkspaceKey,
-    WorkspaceSize,
-)
+from pytest_torchmem.targets import gpus
 
 SCHEMA = 1
 KIND = "pytest-torchmem calibration"
@@ -28,19 +20,19 @@ _TABLES = ("workspaces", "reserves")
 _TEXTS = ("gpu", "torch", "cudnn", "source")
 
 
-def dump(figures: Figures) -> str:
+def dump(figures: gpus.Figures) -> str:
     """Return the text of a file; equal figures give equal text."""
     blocks = [_plain(setup, figures[setup]) for setup in sorted(figures)]
     return files.dump_file({"kind": KIND, "schema": SCHEMA}, "setups", blocks)
 
 
-def load(text: str) -> FigureTable:
+def load(text: str) -> gpus.FigureTable:
     """Return what a file's ``text`` holds; raises ``SnapshotError`` that says what is wrong."""
     data = files.parse_file(text, "calibration", SCHEMA, "setups")
     if data.get("kind") != KIND:
         raise SnapshotError(f'is not a calibration: its "kind" is not {files.text_of(KIND)}')
     _refuse_others(data, ("kind", "schema", "setups"), "the file")
-    figures: FigureTable = {}
+    figures: gpus.FigureTable = {}
     for number, plain in enumerate(data["setups"], start=1):
         setup, found = _setup(plain, f"setup {number}")
         if setup in figures:
@@ -49,7 +41,9 @@ def load(text: str) -> FigureTable:
     return figures
 
 
-def _plain(setup: Setup, figures: Mapping[WorkspaceKey, WorkspaceSize]) -> dict[str, Any]:
+def _plain(
+    setup: gpus.Setup, figures: Mapping[gpus.WorkspaceKey, gpus.WorkspaceSize]
+) -> dict[str, Any]:
     plain: dict[str, Any] = {name: getattr(setup, name) for name in _TEXTS if getattr(setup, name)}
     for name in _TABLES:
         by_operator: dict[str, dict[str, int]] = {}
@@ -62,9 +56,11 @@ def _plain(setup: Setup, figures: Mapping[WorkspaceKey, WorkspaceSize]) -> dict[
     return plain
 
 
-def _setup(plain: Any, where: str) -> tuple[Setup, dict[WorkspaceKey, WorkspaceSize]]:
-    setup = Setup(**files.texts_of(plain, _TEXTS, ("gpu", "torch"), where))
-    if setup.source not in ("", CUDNN):
+def _setup(
+    plain: Any, where: str
+) -> tuple[gpus.Setup, dict[gpus.WorkspaceKey, gpus.WorkspaceSize]]:
+    setup = gpus.Setup(**files.texts_of(plain, _TEXTS, ("gpu", "torch"), where))
+    if setup.source not in ("", gpus.CUDNN):
         raise SnapshotError(
             f"{where} has the source {files.text_of(setup.source)}, which is not known"
         )
@@ -78,17 +74,17 @@ def _setup(plain: Any, where: str) -> tuple[Setup, dict[WorkspaceKey, WorkspaceS
                 f"{files.text_of(question.geometry)}"
             )
     return setup, {
-        question: WorkspaceSize(nbytes, reserves.get(question))
+        question: gpus.WorkspaceSize(nbytes, reserves.get(question))
         for question, nbytes in workspaces.items()
     }
 
 
-def _table(plain: Any, where: str) -> dict[WorkspaceKey, int]:
+def _table(plain: Any, where: str) -> dict[gpus.WorkspaceKey, int]:
     def sizes(by_geometry: Any, where: str) -> dict[str, int]:
         return files.table_of(by_geometry, where, files.size)
 
     return {
-        WorkspaceKey(operator, geometry): nbytes
+        gpus.WorkspaceKey(operator, geometry): nbytes
         for operator, by_geometry in files.table_of(plain, where, sizes).items()
         for geometry, nbytes in by_geometry.items()
     }
@@ -102,20 +98,19 @@ def _refuse_others(plain: Mapping[str, Any], known: tuple[str, ...], where: str)
         )
 
 
-WorkspacePlace = tuple[Setup, WorkspaceKey]
+WorkspacePlace = tuple[gpus.Setup, gpus.WorkspaceKey]
 """A figure by where it was measured and what it is of."""
 
 
-StoredCalibration = Stored[WorkspacePlace, WorkspaceSize]
-CalibrationPlan = FilePlan[WorkspacePlace, WorkspaceSize]
+StoredCalibration = Stored[WorkspacePlace, gpus.WorkspaceSize]
+CalibrationPlan = FilePlan[WorkspacePlace, gpus.WorkspaceSize]
 
 
 def read_calibration_file(path: Path) -> StoredCalibration:
-    """Return what the calibration file at ``path`` holds; see ``read_stored``."""
     return read_stored(path, lambda text: files.FileContents(dict(flat(load(text)))))
 
 
-def read_calibration(path: str | Path) -> Calibration:
+def read_calibration(path: str | Path) -> gpus.Calibration:
     """Return the calibration in a file that an update or ``write_calibration`` wrote.
 
     Raises ``UsageError`` where there is none, or where it cannot be used.
@@ -125,10 +120,10 @@ def read_calibration(path: str | Path) -> Calibration:
         raise UsageError(f"{path}: this calibration file does not exist")
     if stored.conflicted:
         raise UsageError(stored.conflict_message)
-    return Calibration(nested(stored.entries))
+    return gpus.Calibration(nested(stored.entries))
 
 
-def write_calibration(path: str | Path, calibration: Calibration) -> None:
+def write_calibration(path: str | Path, calibration: gpus.Calibration) -> None:
     """Write a calibration into a file, over what the file has for the same setups and questions.
 
     Raises ``SnapshotError`` for a file that cannot be read, and leaves it as it is.
@@ -143,11 +138,11 @@ def write_calibration(path: str | Path, calibration: Calibration) -> None:
 
 def plan_calibration(
     stored: StoredCalibration,
-    measured: Figures,
+    measured: gpus.Figures,
     modes: Container[str] = ("new", "changed"),
     *,
     by_series: bool = False,
-    obsolete: Mapping[str, Collection[WorkspaceKey]] | None = None,
+    obsolete: Mapping[str, Collection[gpus.WorkspaceKey]] | None = None,
 ) -> CalibrationPlan:
     """Return what the figures that were ``measured`` make of a file.
 
@@ -200,9 +195,9 @@ def plan_calibration(
     )
 
 
-def merged(parts: Iterable[Figures]) -> FigureTable:
+def merged(parts: Iterable[gpus.Figures]) -> gpus.FigureTable:
     """Return figures that several processes measured as one: of two the larger."""
-    found: dict[WorkspacePlace, WorkspaceSize] = {}
+    found: dict[WorkspacePlace, gpus.WorkspaceSize] = {}
     for place, figure in (item for part in parts for item in flat(part)):
         found[place] = figure.largest(found.get(place, figure))
     return nested(found)
@@ -214,14 +209,14 @@ def place_name(place: WorkspacePlace) -> str:
     return f"{setup}: {question.operator}({question.geometry})"
 
 
-def flat(figures: Figures) -> Iterator[tuple[WorkspacePlace, WorkspaceSize]]:
+def flat(figures: gpus.Figures) -> Iterator[tuple[WorkspacePlace, gpus.WorkspaceSize]]:
     for setup, found in figures.items():
         for question, figure in found.items():
             yield (setup, question), figure
 
 
-def nested(flat: Mapping[WorkspacePlace, WorkspaceSize]) -> FigureTable:
-    figures: FigureTable = {}
+def nested(flat: Mapping[WorkspacePlace, gpus.WorkspaceSize]) -> gpus.FigureTable:
+    figures: gpus.FigureTable = {}
     for (setup, question), figure in flat.items():
         figures.setdefault(setup, {})[question] = figure
     return figures

@@ -1,7 +1,4 @@
-"""What a snapshot would hold of a profile.
-
-A profile's figures against those of a snapshot entry.
-"""
+"""What a snapshot would hold of a profile, and a profile's figures against those of an entry."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from pytest_torchmem.figures import (
     ALLOCATED,
@@ -39,25 +36,21 @@ def entry_of(
     alive: Callable[[], Alive] | None = None,
     measured: Mapping[str, Measured] | None = None,
 ) -> Entry:
-    """Return the entry of a profile, whose explanation is computed when it is read.
-
-    ``alive`` tells what was alive at the profile's moments, if that may be known already.
-    """
+    """Return the entry of a profile; ``alive`` tells what was alive, if that may be known."""
 
     def shortened() -> Alive | None:
         found = alive_of(profile) if alive is None else alive()
         return found.shortened() if found.moments else None
 
+    later: Any = Later
     return Entry(
         key,
         torch=profile.torch_version.partition("+")[0],
         workload=profile.workload,
         figures=profile.figures(),
-        alive=cast(Any, Later(shortened)),
-        facts=cast(
-            Any, Later(lambda: with_largest(profile.facts, profile.timeline, profile.calls or ()))
-        ),
-        timeline=cast(Any, Later(partial(outline_of, profile.timeline))),
+        alive=later(shortened),
+        facts=later(lambda: with_largest(profile.facts, profile.timeline, profile.calls or ())),
+        timeline=later(partial(outline_of, profile.timeline)),
         measured=measured or {},
     )
 
@@ -176,7 +169,6 @@ def compare(before: Entry, now: Entry, levels: Sequence[Level]) -> Comparison:
 
 
 def beyond(comparison: Comparison, most: Tolerance) -> tuple[Change, ...]:
-    """Return the changes that grew by more than ``most``."""
     return tuple(
         change
         for change in comparison.told

@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from math import isfinite
 from pathlib import Path
 from types import FrameType
@@ -36,7 +37,6 @@ _ENDING = ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK")
 """The signals by which people and CI systems end a run."""
 _STREAMS = ("/dev/stdout", "/dev/stderr", "/dev/fd/", "/proc/")
 """Where paths lead to what a process has open, which another file cannot take the place of."""
-_TMP = ".tmp"
 _LONGEST = 50
 """Characters of a name that a temporary one has: in bytes, names may have 255 (NAME_MAX)."""
 _TEMPORARY = re.compile(r"\.[^/]+\.json\.[a-z0-9_]{8}\.tmp")
@@ -81,7 +81,10 @@ def write(path: Path, text: str) -> None:
     target = Path(os.path.realpath(path))
     target.parent.mkdir(parents=True, exist_ok=True)
     with _uninterrupted():
-        name = target.parent / f"{_temporary_prefix(target)}{secrets.token_hex(4)}{_TMP}"
+        short = target.name
+        if len(short) > _LONGEST:
+            short = short[:_LONGEST] + (".json" if target.suffix == ".json" else "")
+        name = target.parent / f".{short}.{secrets.token_hex(4)}.tmp"
         try:
             # A new file has the permissions of any other; the umask, which other threads share, is
             # for that not asked for, since only a change tells it.
@@ -104,18 +107,8 @@ def write(path: Path, text: str) -> None:
             os.close(descriptor)
 
 
-def _temporary_prefix(target: Path) -> str:
-    name = target.name
-    if len(name) > _LONGEST:
-        name = name[:_LONGEST] + (".json" if target.suffix == ".json" else "")
-    return f".{name}."
-
-
 def append(path: Path, text: str) -> None:
-    """Write ``text`` at the end of a file, into a pipe or to a device.
-
-    Raises ``OSError`` also for a pipe that nobody reads, for which others wait.
-    """
+    """Write ``text`` at a file's end, to a device or into a pipe, which somebody has to read."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NONBLOCK", 0)
     try:
         descriptor = os.open(path, flags, 0o666)
@@ -159,7 +152,7 @@ def locked(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _directory_locked(directory: Path) -> Iterator[None]:
-    if not _locks_directories():
+    if find_spec("fcntl") is None:
         from filelock import FileLock
 
         directory.mkdir(parents=True, exist_ok=True)
@@ -181,14 +174,6 @@ def _directory_locked(directory: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-
-
-def _locks_directories() -> bool:
-    try:
-        import fcntl  # noqa: F401
-    except ImportError:
-        return False
-    return True
 
 
 def _lock(directory: Path) -> int | None:
@@ -275,18 +260,13 @@ Names = tuple[str, ...]
 
 @dataclass(frozen=True)  # ``typing`` cannot set ``__orig_class__`` on frozen slots
 class FileContents(Generic[K, V]):
-    """What the text of a file holds."""
-
     entries: Mapping[K, V] = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Keys of their own that people wrote at the top."""
 
 
 def parse_file(text: str, what: str, schema: int, blocks: str) -> dict[str, Any]:
-    """Return the object in a file's ``text``, whose list ``blocks`` holds ``what``.
-
-    Raises ``SnapshotError`` for anything else, and for a newer ``schema``.
-    """
+    """Return the object in a file's ``text``, whose list ``blocks`` holds ``what``."""
     data = parse(text)
     if not isinstance(data, dict):
         raise SnapshotError(f"is not a {what}: expected an object, found {kind_of(data)}")
@@ -445,5 +425,4 @@ def text_of(value: Any) -> str:
 
 
 def kind_of(value: Any) -> str:
-    """Return what a JSON value is, for messages."""
     return _KINDS.get(type(value), "a number")

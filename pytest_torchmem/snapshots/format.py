@@ -1,10 +1,8 @@
-"""What an entry says of its step, as it stands in a snapshot file: one group, or fact, a line.
+"""The format of a snapshot file: entries to text and back.
 
-The format of a snapshot file: entries to text and back.
-
-A file holds one block per test, name and device, sorted, one value a line, with sizes readable
-beside the exact bytes, and nothing that changes without a cause. People may write ``tolerance`` and
-``reason`` into an entry, or keys of their own: an update keeps them.
+A file holds one block per test, name and device, sorted, one value, group or fact a line, with
+sizes readable beside the exact bytes, and nothing that changes without a cause. People may write
+``tolerance`` and ``reason`` into an entry, or keys of their own: an update keeps them.
 """
 
 from __future__ import annotations
@@ -36,14 +34,13 @@ from pytest_torchmem.units import MOST, format_size
 _KEYS = {"at", "groups", "rest"}
 _FORMER_ROLES: dict[Any, str] = {"gradient in passing": Role.GRADIENT_TEMPORARY.value}
 """What snapshots of before call some roles."""
-_TENSOR = re.compile(r"(\w+)\[([0-9, ]*)\]")
+_TENSOR = re.compile(r"(\w+)\[((?:[0-9]{1,19}(?:, ?|(?=\])))*)\]")
 _COLUMNS = 9
 """Role, module, numbers, operator or name, tensor, line, bytes of one, counts by moment, and the
 largest total for people."""
 
 
 def alive_to_plain(alive: Alive) -> dict[str, Any]:
-    """Return the groups as they stand in a file, of builtin types."""
     plain: dict[str, Any] = {
         "at": list(alive.moments),
         "groups": [_row(group, alive.moments) for group in alive.groups],
@@ -111,13 +108,9 @@ def _tensor(text: str, where: str) -> tuple[str, tuple[int, ...]]:
     if not text:
         return "", ()
     match = _TENSOR.fullmatch(text)
-    try:
-        sizes = match.group(2).replace(" ", "") if match is not None else None
-        if match is None or sizes is None:
-            raise ValueError(text)
-        return match.group(1), tuple(int(part) for part in sizes.split(",") if part)
-    except ValueError:
-        raise SnapshotError(f"{where} has {text!r}, which is no type and shape") from None
+    if match is None:
+        raise SnapshotError(f"{where} has {text!r}, which is no type and shape")
+    return match[1], tuple(int(part) for part in match[2].split(",") if part)
 
 
 def read_facts(plain: Any, where: str, *, older: bool = False) -> Facts:
@@ -250,7 +243,6 @@ class Entry(ComputedLater):
         return self.tolerance is not None or self.reason is not None or bool(self.extra)
 
     def unexplained(self) -> Entry:
-        """Return this entry without what explains its figures."""
         return replace(self, alive=None, facts={}, timeline=())
 
     def same_trace(self, other: Entry) -> bool:
@@ -276,7 +268,6 @@ class Entry(ComputedLater):
         )
 
     def to_plain(self) -> dict[str, Any]:
-        """Return the entry as it stands in the file, of builtin types."""
         identity = {name: getattr(self.key, name) for name in IDENTITY}
         plain: dict[str, Any] = {name: value for name, value in identity.items() if value}
         if self.key.world_size:
@@ -367,10 +358,7 @@ def _entry(plain: Any, where: str, schema: int) -> Entry:
 
 
 def read_told(plain: Any, where: str) -> tuple[Told, ...]:
-    """Return what was said of growths; raises ``SnapshotError``.
-
-    Older files have an object for the last growth alone, and reports one for each.
-    """
+    """Return what was said of growths; older files have an object for the last one alone."""
     found = []
     for one in plain if isinstance(plain, list) else [plain or {}]:
         row = dict(zip(Told._fields, one, strict=False)) if isinstance(one, list) else one
@@ -422,7 +410,6 @@ def merged(entry: Entry, before: Entry | None) -> Entry:
 
 
 def notes_of(entry: Entry) -> dict[str, Any]:
-    """Return what people wrote into an entry, by key."""
     ours = {"tolerance": entry.tolerance, "reason": entry.reason}
     return {key: value for key, value in ours.items() if value is not None} | dict(entry.extra)
 

@@ -11,10 +11,7 @@ _SHAPE = re.compile(r"(.*?) ?\[([\d, ]*)\]")
 
 
 def upgraded_facts(facts: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, Any]]:
-    """Return the facts of a snapshot of schema 3, or a report of schema 2, as they are now.
-
-    Raises ``ValueError`` for what no version wrote.
-    """
+    """Return facts of snapshots of schema 3, and reports of schema 2; raises ``ValueError``."""
     if any(not isinstance(text, str) for known in facts.values() for text in known.values()):
         raise ValueError("facts of this schema are texts")
     found: dict[str, dict[str, Any]] = {

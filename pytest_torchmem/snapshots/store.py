@@ -1,7 +1,4 @@
-"""Snapshot files as they are on disk, merge conflicts included, and what an update changes in one.
-
-That is worked out before anything is written.
-"""
+"""Snapshot files on disk, merge conflicts included, and what an update changes in one."""
 
 from __future__ import annotations
 
@@ -49,7 +46,6 @@ class Stored(Generic[K, V]):
 
     @property
     def keys(self) -> set[K]:
-        """The keys of all entries, contested ones included."""
         return {*self.entries, *self.contested}
 
     @property
@@ -65,7 +61,6 @@ StoredSnapshot = Stored[Key, Entry]
 
 
 def read(path: Path) -> StoredSnapshot:
-    """Return what the snapshot file at ``path`` holds; see ``read_stored``."""
     return read_stored(path, load)
 
 
@@ -175,10 +170,7 @@ def change_file(
     *,
     writes: bool,
 ) -> FilePlan[K, V]:
-    """Plan and, if it ``writes``, write one file while no other run does.
-
-    What stands in the way is the plan's problem.
-    """
+    """Plan and, if it ``writes``, write a file while no other run does; problems are the plan's."""
     try:
         if not writes:
             return plan(read(path))

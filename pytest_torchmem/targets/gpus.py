@@ -71,59 +71,47 @@ def _gib(number: float) -> int:
     return round(number * 1024) * _MIB
 
 
+_FEWER_THREADS = {(7, 5): 1024, (8, 6): 1536, (8, 9): 1536, (12, 0): 1536}
+"""How many threads a multiprocessor has by compute capability, where they are not 2048."""
 _GPUS = {
-    gpu.name: gpu
-    for gpu in (
-        Gpu("t4", "Tesla T4", (7, 5), _gib(14.74), 40, 1024, 112 * _MIB),
-        Gpu("v100", "Tesla V100-SXM2-16GB", (7, 0), _gib(15.77), 80, 2048, 380 * _MIB),
-        Gpu("v100-32gb", "Tesla V100-SXM2-32GB", (7, 0), _gib(31.73), 80, 2048, 389 * _MIB),
-        Gpu("a10", "NVIDIA A10", (8, 6), _gib(22.06), 72, 1536, 256 * _MIB),
-        Gpu("a10g", "NVIDIA A10G", (8, 6), _gib(22.06), 80, 1536, 256 * _MIB),
-        Gpu("a40", "NVIDIA A40", (8, 6), _gib(44.35), 84, 1536, 433 * _MIB),
-        Gpu("l4", "NVIDIA L4", (8, 9), _gib(22.03), 58, 1536, 256 * _MIB),
-        Gpu("l40", "NVIDIA L40", (8, 9), _gib(44.40), 142, 1536, 416 * _MIB),
-        Gpu("l40s", "NVIDIA L40S", (8, 9), _gib(44.52), 142, 1536, 416 * _MIB),
-        Gpu("rtx-a6000", "NVIDIA RTX A6000", (8, 6), _gib(47.54), 84, 1536, 309 * _MIB),
-        Gpu(
-            "rtx-6000-ada",
-            "NVIDIA RTX 6000 Ada Generation",
-            (8, 9),
-            _gib(47.48),
-            142,
-            1536,
-            429 * _MIB,
-        ),
-        Gpu("rtx-2080-ti", "NVIDIA GeForce RTX 2080 Ti", (7, 5), _gib(10.76), 68, 1024, 188 * _MIB),
-        Gpu("rtx-3080", "NVIDIA GeForce RTX 3080", (8, 6), _gib(9.64), 68, 1536, 266 * _MIB),
-        Gpu("rtx-3090", "NVIDIA GeForce RTX 3090", (8, 6), _gib(23.68), 82, 1536, 256 * _MIB),
-        Gpu("rtx-4080", "NVIDIA GeForce RTX 4080", (8, 9), _gib(15.67), 76, 1536, 440 * _MIB),
-        Gpu("rtx-4090", "NVIDIA GeForce RTX 4090", (8, 9), _gib(23.64), 128, 1536, 440 * _MIB),
-        Gpu(
-            "rtx-pro-6000",
-            "NVIDIA RTX PRO 6000 Blackwell Server Edition",
-            (12, 0),
-            97250 * _MIB,
-            188,
-            1536,
-            496 * _MIB,
-        ),
-        Gpu(
-            "rtx-5070-ti", "NVIDIA GeForce RTX 5070 Ti", (12, 0), 15842 * _MIB, 70, 1536, 348 * _MIB
-        ),
-        Gpu("rtx-5080", "NVIDIA GeForce RTX 5080", (12, 0), _gib(15.47), 84, 1536, 348 * _MIB),
-        Gpu("rtx-5090", "NVIDIA GeForce RTX 5090", (12, 0), _gib(31.36), 170, 1536, 496 * _MIB),
-        Gpu("a100-40gb", "NVIDIA A100-SXM4-40GB", (8, 0), _gib(39.49), 108, 2048, 490 * _MIB),
-        Gpu("a100-80gb", "NVIDIA A100-SXM4-80GB", (8, 0), _gib(79.25), 108, 2048, 490 * _MIB),
-        Gpu("h100", "NVIDIA H100 80GB HBM3", (9, 0), _gib(79.18), 132, 2048, 693 * _MIB),
-        Gpu("h100-pcie", "NVIDIA H100 PCIe", (9, 0), _gib(79.11), 114, 2048, 522 * _MIB),
-        Gpu("h100-nvl", "NVIDIA H100 NVL", (9, 0), _gib(93.10), 132, 2048, 601 * _MIB),
-        Gpu("gh200", "NVIDIA GH200 480GB", (9, 0), _gib(94.88), 132, 2048, 758 * _MIB),
-        Gpu("h200", "NVIDIA H200", (9, 0), _gib(139.80), 132, 2048, 664 * _MIB),
-        Gpu("b200", "NVIDIA B200", (10, 0), _gib(178.35), 148, 2048, 712 * _MIB),
-        Gpu("gb200", "NVIDIA GB200", (10, 0), _gib(184.31), 152, 2048, 712 * _MIB),
-        Gpu("b300", "NVIDIA B300 SXM6 AC", (10, 3), _gib(267.69), 148, 2048, 712 * _MIB),
+    name: Gpu(
+        *(name, product, capability, _gib(memory), multiprocessors),
+        *(_FEWER_THREADS.get(capability, 2048), context * _MIB),
+    )
+    for name, product, capability, memory, multiprocessors, context in (
+        ("t4", "Tesla T4", (7, 5), 14.74, 40, 112),
+        ("v100", "Tesla V100-SXM2-16GB", (7, 0), 15.77, 80, 380),
+        ("v100-32gb", "Tesla V100-SXM2-32GB", (7, 0), 31.73, 80, 389),
+        ("a10", "NVIDIA A10", (8, 6), 22.06, 72, 256),
+        ("a10g", "NVIDIA A10G", (8, 6), 22.06, 80, 256),
+        ("a40", "NVIDIA A40", (8, 6), 44.35, 84, 433),
+        ("l4", "NVIDIA L4", (8, 9), 22.03, 58, 256),
+        ("l40", "NVIDIA L40", (8, 9), 44.40, 142, 416),
+        ("l40s", "NVIDIA L40S", (8, 9), 44.52, 142, 416),
+        ("rtx-a6000", "NVIDIA RTX A6000", (8, 6), 47.54, 84, 309),
+        ("rtx-6000-ada", "NVIDIA RTX 6000 Ada Generation", (8, 9), 47.48, 142, 429),
+        ("rtx-2080-ti", "NVIDIA GeForce RTX 2080 Ti", (7, 5), 10.76, 68, 188),
+        ("rtx-3080", "NVIDIA GeForce RTX 3080", (8, 6), 9.64, 68, 266),
+        ("rtx-3090", "NVIDIA GeForce RTX 3090", (8, 6), 23.68, 82, 256),
+        ("rtx-4080", "NVIDIA GeForce RTX 4080", (8, 9), 15.67, 76, 440),
+        ("rtx-4090", "NVIDIA GeForce RTX 4090", (8, 9), 23.64, 128, 440),
+        ("rtx-pro-6000", "NVIDIA RTX PRO 6000 Blackwell Server Edition", (12, 0), 94.971, 188, 496),
+        ("rtx-5070-ti", "NVIDIA GeForce RTX 5070 Ti", (12, 0), 15.471, 70, 348),
+        ("rtx-5080", "NVIDIA GeForce RTX 5080", (12, 0), 15.47, 84, 348),
+        ("rtx-5090", "NVIDIA GeForce RTX 5090", (12, 0), 31.36, 170, 496),
+        ("a100-40gb", "NVIDIA A100-SXM4-40GB", (8, 0), 39.49, 108, 490),
+        ("a100-80gb", "NVIDIA A100-SXM4-80GB", (8, 0), 79.25, 108, 490),
+        ("h100", "NVIDIA H100 80GB HBM3", (9, 0), 79.18, 132, 693),
+        ("h100-pcie", "NVIDIA H100 PCIe", (9, 0), 79.11, 114, 522),
+        ("h100-nvl", "NVIDIA H100 NVL", (9, 0), 93.10, 132, 601),
+        ("gh200", "NVIDIA GH200 480GB", (9, 0), 94.88, 132, 758),
+        ("h200", "NVIDIA H200", (9, 0), 139.80, 132, 664),
+        ("b200", "NVIDIA B200", (10, 0), 178.35, 148, 712),
+        ("gb200", "NVIDIA GB200", (10, 0), 184.31, 152, 712),
+        ("b300", "NVIDIA B300 SXM6 AC", (10, 3), 267.69, 148, 712),
     )
 }
+"""The memory in GiB, as messages round it, what CUDA's context takes in MiB."""
 
 _SLICES = {
     "a100-80gb": {
@@ -199,7 +187,6 @@ def register_gpu(gpu: Gpu) -> Callable[[], None]:
 
 @contextmanager
 def registered_gpus(*gpus: Gpu) -> Iterator[None]:
-    """Have GPUs in the catalogue for a while."""
     with ExitStack() as stack:
         for gpu in gpus:
             stack.callback(register_gpu(gpu))

@@ -155,6 +155,5 @@ def _caches(directory: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> tup
 
 
 def _numbers(text: str) -> list[int]:
-    """The numbers of a list such as ``0-2,8``."""
     spans = [part.split("-") for part in text.strip().split(",")]
     return [number for span in spans for number in range(int(span[0]), int(span[-1]) + 1)]

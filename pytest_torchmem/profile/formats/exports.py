@@ -35,11 +35,7 @@ COLUMNS = (
 
 
 def allocations_csv(timeline: Timeline) -> str:
-    """Return a header and a row for each allocation, in the order in which they were made.
-
-    ``made`` and ``freed`` are positions among the events, from 1 on; ``freed`` is empty for what is
-    alive at the end. A shape is written as ``2x3``.
-    """
+    """Return a header and a row for each allocation; what is alive at the end is not ``freed``."""
     freed = array("q", bytes(8 * (len(timeline.allocations) + 1)))
     for position, event in enumerate(timeline.events, start=1):
         if event < 0:
@@ -179,12 +175,7 @@ def layout(timeline: Timeline) -> Layout:
 
 
 def write_memory_snapshot(timeline: Timeline, file: BinaryIO, allocator: str = "") -> None:
-    """Write what the caching allocator has after the timeline, and everything that it did, entry by
-    entry: there are more than allocations.
-
-    The requests are replayed on one stream; ``allocator`` is written as for
-    ``PYTORCH_ALLOC_CONF``. Frames name the line, the module and the operator of an allocation.
-    """
+    """Write what the caching allocator has after the timeline, and all that it did, one by one."""
     part = io.BytesIO()
     pickler = pickle.Pickler(part, protocol=3)  # in later ones the memo's places have no numbers
 
@@ -292,7 +283,6 @@ def _entries(timeline: Timeline, allocator: CachingAllocator, blocks: _Blocks) -
 
 
 def frames_of(found: Allocation) -> list[dict[str, Any]]:
-    """Return the stack of an allocation as torch writes one, the innermost frame first."""
     origin = found.origin
     file, _, line = origin.line.rpartition(":")
     frames = [{"name": origin.operator, "filename": "torch", "line": 0}] if origin.operator else []

@@ -9,6 +9,7 @@ import io
 import os
 import pickle
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import starmap
 from types import NoneType
@@ -22,17 +23,10 @@ _Value = TypeVar("_Value")
 _Entry = Mapping[str, Any]
 
 
-class _Numbered:
-    """Values in the order in which they first came, each by its number."""
-
-    def __init__(self) -> None:
-        self.numbers: dict[Any, int] = {}
-
-    def __call__(self, value: Any) -> int:
-        return self.numbers.setdefault(value, len(self.numbers))
-
-    def values(self) -> list[Any]:
-        return list(self.numbers)
+def _numbered() -> defaultdict[Any, int]:
+    """Return a table that gives values numbers in the order in which it is asked for them."""
+    numbers: defaultdict[Any, int] = defaultdict(lambda: len(numbers))
+    return numbers
 
 
 _NUMBER = (int, NoneType)
@@ -91,28 +85,28 @@ def escaped(plain: Any) -> Any:
 
 def plain_timeline(timeline: Timeline) -> dict[str, Any]:
     """Return a timeline as JSON types; ``read_timeline`` reads it."""
-    origins, shapes, texts = _Numbered(), _Numbered(), _Numbered()
+    origins, shapes, texts = _numbered(), _numbered(), _numbered()
     allocations = timeline.allocations
     return {
         "nbytes": [found.nbytes for found in allocations],
-        "kind": [texts(found.kind.value) for found in allocations],
-        "origin": [origins(found.origin) for found in allocations],
-        "shape": [shapes(found.shape) for found in allocations],
-        "dtype": [texts(found.dtype) for found in allocations],
-        "label": [texts(found.label) for found in allocations],
-        "confidence": [texts(found.confidence.value) for found in allocations],
+        "kind": [texts[found.kind.value] for found in allocations],
+        "origin": [origins[found.origin] for found in allocations],
+        "shape": [shapes[found.shape] for found in allocations],
+        "dtype": [texts[found.dtype] for found in allocations],
+        "label": [texts[found.label] for found in allocations],
+        "confidence": [texts[found.confidence.value] for found in allocations],
         "origins": [
             [
-                *map(texts, (found.phase.value, found.module, found.operator, found.line)),
-                int(found.recomputed),
+                *(texts[found.phase.value], texts[found.module]),
+                *(texts[found.operator], texts[found.line], int(found.recomputed)),
             ]
-            for found in origins.values()
+            for found in origins
         ],
-        "shapes": [list(shape) for shape in shapes.values()],
+        "shapes": [list(shape) for shape in shapes],
         "events": list(timeline.events),
         "phases": [[position, phase.value] for position, phase in timeline.phases],
         "module_calls": list(timeline.module_calls),
-        "texts": escaped(texts.values()),
+        "texts": escaped(list(texts)),
     }
 
 
@@ -201,8 +195,6 @@ _KINDS = {kind.value.replace(" ", "_"): kind for kind in Kind}
 
 
 class _Plain(pickle.Unpickler):
-    """Reads numbers, texts and containers."""
-
     def find_class(self, module: str, name: str) -> Any:
         """Refuse everything that has a name: a recording has none."""
         raise pickle.UnpicklingError(f"a recording has no {module}.{name} in it")

@@ -88,7 +88,6 @@ def page(content: Content) -> str:
 
 
 def page_data(content: Content) -> dict[str, Any]:
-    """Return all that the page's script draws, as JSON types."""
     timeline = content.timeline
     positions, alike = sampled.samples(timeline, SAMPLES), sampled.Alike(timeline)
     live = timeline.live()
@@ -124,7 +123,6 @@ def page_data(content: Content) -> dict[str, Any]:
 
 
 def _segments(laid: Layout) -> dict[str, Any]:
-    """Return what the caching allocator has, as an arena is drawn."""
     unused = format_size(laid.reserved - laid.allocated)
     said = f"{format_size(laid.reserved)} reserved, of which at least {unused} were never in use"
     return _arena(laid.blocks, laid.reserved, laid.allocated, said, laid.segments)
@@ -167,7 +165,6 @@ def _arena(
 
 
 def _operators(table: NodeTable) -> dict[str, Any]:
-    """Return the rows of the operators that need most, in the order of the step."""
     folded = table.folded()
     kept = folded.largest(_OPERATORS)
     rows = [[getattr(row, name) for name in _COLUMNS] for row in kept]

@@ -1,7 +1,4 @@
-"""Pictures as SVG: the memory of a step, and a figure over the commits of its snapshot.
-
-Of a step the bytes alive by kind, phases and the peak; of a figure a line of steps by device.
-"""
+"""Pictures as SVG: the memory of a step, and a figure over the commits of its snapshot."""
 
 from __future__ import annotations
 
@@ -50,7 +47,6 @@ def svg(title: str, timeline: Timeline) -> str:
 
 
 def picture(title: str, parts: Iterable[str]) -> str:
-    """Return an SVG of a size with a title and what is drawn below it."""
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" '
         f'width="{_WIDTH}" height="{_HEIGHT}" role="img" aria-label="{escaped(title)}">',
@@ -74,8 +70,6 @@ def _grid(scale: _Scale, gap: int) -> Iterator[str]:
 
 
 class _Scale:
-    """From events, or commits, and bytes to pixels."""
-
     def __init__(self, events: int, peak: int, above: int = _TOP, below: int = _BOTTOM) -> None:
         self.events, self.peak = max(1, events), max(1, peak)
         self._above, self.bottom = above, _HEIGHT - below
@@ -158,10 +152,7 @@ class Line(NamedTuple):
 
 
 def history_svg(title: str, lines: Sequence[Line]) -> str:
-    """Return the picture, 800 pixels wide and 280 high, for light and dark pages.
-
-    Commits stand beside each other in order, however long one was the latest.
-    """
+    """Return the picture; commits stand beside each other, however long one was the latest."""
     moments = sorted({(one.place, one.date) for line in lines for one in line.points})
     places = {moment[0]: place for place, moment in enumerate(moments)}
     most = max((one.nbytes for line in lines for one in line.points), default=1)
