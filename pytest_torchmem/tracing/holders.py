@@ -7,6 +7,7 @@ that Python keeps (``gc.get_referrers``) and the variables of running functions,
 
 from __future__ import annotations
 
+import ast
 import dis
 import gc
 import linecache
@@ -145,12 +146,15 @@ class HeldNames:
         self._making = ""
         """The function whose comprehension runs: what that makes nothing else refers to yet."""
         for frame in _frames_of_program():
-            at = place_among([(frame.f_code.co_filename, frame.f_lineno)])
-            function = _function_of(frame.f_code) + (f" ({at})" if at else "")
+            code, running = frame.f_code, _placed(frame.f_code.co_filename, frame.f_lineno)
+            function = _function_of(code)
             if not self._making and _is_in_comprehension(frame):
-                self._making = f"that {function} makes"
+                self._making = f"that {function}{running} makes"
             for name, value in tuple(frame.f_locals.items()):
-                self._note(f"{name} of {function}", value)
+                filled = isinstance(value, _CONTAINERS) and _filled_at(
+                    code.co_filename, code.co_firstlineno, name
+                )
+                self._note(f"{name} of {function}{filled or running}", value)
         for variable, value in copy_context().items():
             self._note(f"{variable.name} of a context", value)
 
@@ -247,7 +251,10 @@ class HeldNames:
         if type(owner).__module__ == "torch.utils.checkpoint":  # VersionWrapper
             return "what a selective checkpoint saves"
         name, outermost = self._called(owner)
-        return _attribute(name, key) + self._around(outermost)
+        kind = type(owner)
+        file = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
+        filled = _filled_at(file, kind.__qualname__.rpartition(".")[2], key)
+        return _attribute(name, key) + filled + self._around(outermost)
 
     def _of_traceback(self, traceback: TracebackType) -> str:
         """Return the name of the error that a traceback belongs to, "" where nothing holds one."""
@@ -347,7 +354,8 @@ def _is_of_library(value: object) -> bool:
 def _attribute(name: str, path: str) -> str:
     """Return what is called by its path in what is called ``name``, a variable of a function."""
     own, of, function = name.partition(" of ")
-    return f"{own}.{path}{of}{function}" if path else name
+    own, at, line = own.partition(" (")
+    return f"{own}.{path}{at}{line}{of}{function}" if path else name
 
 
 def _inside(container: object, name: str, value: object) -> str:
@@ -359,6 +367,58 @@ def _inside(container: object, name: str, value: object) -> str:
         if isinstance(container, dict) and is_in and not rest.partition(" ")[0]:
             return f"{own}.{_key_of(container, value)}{rest}"
     return f"the {type(container).__name__.strip('_')} {name}"
+
+
+def _placed(file: str, line: int) -> str:
+    """Return a line of the program as it follows a name, "" for any other."""
+    at = place_among([(file, line)])
+    return f" ({at})" if at else ""
+
+
+_PUTS = ("add", "append", "appendleft", "extend", "insert", "put", "setdefault", "update")
+"""Methods by which something comes into a container."""
+
+
+_NOTHING = (ast.Constant, ast.List, ast.Dict, ast.Set, ast.Tuple)
+
+
+@lru_cache(maxsize=64)
+def _definitions(file: str) -> dict[int | str, ast.AST]:
+    """Return the functions of a file by their first lines, and its classes by their names."""
+    try:
+        nodes = [*ast.walk(ast.parse("".join(linecache.getlines(file))))]
+    except (SyntaxError, ValueError):
+        return {}
+    functions = (one for one in nodes if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef))
+    starts = {min([one.lineno, *(d.lineno for d in one.decorator_list)]): one for one in functions}
+    return starts | {one.name: one for one in nodes if isinstance(one, ast.ClassDef)}
+
+
+def _filled_at(file: str, definition: int | str, name: str) -> str:
+    """Return the only line at which a function or a class of the program puts something into what
+    is called ``name``, as it follows a name; "" where there is none or there are several.
+    """
+    within = _definitions(file).get(definition) if file and _is_of_program(file) else None
+    nodes: Iterable[Any] = ast.walk(within) if within is not None else ()
+    lines = {node.lineno for node in nodes if _fills(node, name)}
+    for one in getattr(within, "body", ()) if len(lines) > 1 else ():
+        if getattr(one, "name", "") == "__init__":  # which gives it a first value
+            lines -= {*range(one.lineno, one.end_lineno + 1)}
+    return _placed(file, lines.pop()) if len(lines) == 1 else ""
+
+
+def _fills(node: Any, name: str) -> bool:
+    """Tell whether a statement or a call puts something into what is called ``name``."""
+    filled: list[Any] = []
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        filled = [node.func.value] if node.func.attr in _PUTS else []
+    elif isinstance(node, ast.AugAssign):
+        filled = [node.target, getattr(node.target, "value", None)]
+    elif isinstance(node, ast.Assign):
+        filled = [one.value for one in node.targets if isinstance(one, ast.Subscript)]
+        if not isinstance(node.value, _NOTHING):  # as where it is made, or emptied
+            filled += [one for one in node.targets if isinstance(one, ast.Attribute)]
+    return any(name in (getattr(one, "id", ""), getattr(one, "attr", "")) for one in filled)
 
 
 def _frames_of_program() -> Iterator[FrameType]:

@@ -1,6 +1,7 @@
 """What a second, watched trace sees: why attention fell, and what refers to tensors."""
 
 import importlib
+import re
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -61,7 +62,7 @@ def test_what_keeps_a_tensor(device: str) -> None:
     }
     with watching(device, held) as watch:
         trace(program, device=device)
-    named = {name.partition(" in the dict kept of ")[0] for name in watch.holders.values()}
+    named = {re.split(r" \(| in the dict ", name)[0] for name in watch.holders.values()}
     assert {"Keeping.last", "the list Keeping.block.kept"} <= named
 
 
@@ -248,6 +249,28 @@ def test_what_programs_keep_tensors_in(keep: Callable[[Keeper], Tensor], name: s
     keeper = Keeper()
     kept = [keep(keeper)]
     assert HeldNames(ignore=kept).of(kept[0]).startswith(name)
+
+
+class _Filled:
+    def __init__(self) -> None:
+        self.losses: list[Tensor] = []
+        self.total = torch.zeros(1)
+
+    def add(self, loss: Tensor) -> None:
+        self.losses.append(loss)  # the list
+        self.total = self.total + loss  # the sum
+
+
+def test_what_keeps_tensors_is_told_with_the_line_that_fills_it() -> None:
+    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
+    ends = ("# the list", "# the sum", "# the variable")
+    at = [next(n for n, one in enumerate(lines, 1) if one.endswith(f"  {end}")) for end in ends]
+    keeper, outputs = _Filled(), dict[str, Tensor]()
+    keeper.add(torch.zeros(1))
+    outputs["last"] = torch.zeros(2)  # the variable
+    names = HeldNames()
+    kept = [names.of(one) for one in (keeper.losses[0], keeper.total, outputs["last"])]
+    assert [one.rpartition("test_watch.py:")[2] for one in kept] == [f"{line})" for line in at]
 
 
 def test_what_a_comprehension_has_made_so_far_is_told_with_its_function() -> None:

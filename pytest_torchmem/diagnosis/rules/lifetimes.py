@@ -193,17 +193,17 @@ def _is_new_gradient(evidence: Evidence, row: Row) -> bool:
     return bool(shape) and shape not in {one.shape for one in gradients} | {*standing}
 
 
-@rule("earlier steps", "tensors {made} are still alive{holder}")
+@rule("earlier steps", "{made} still alive{holder}")
 def earlier_steps(evidence: Evidence) -> Cause | None:
     """The graph of a step outlives it: a loss that was added up, a hidden state not detached."""
     rows = [row for row in evidence.came(Role.EARLIER) if not _is_larger(evidence, row)]
     in_step = any(row.what.module for row in rows)  # else it may have been made for all steps
-    made = "of an earlier step" if in_step else "made before this step"
+    when = "of an earlier step" if in_step else "made before this step"
+    made = f"tensors {when}{_counted(evidence, rows)} are"
     new = {name for name, one in evidence.counts().items() if not one.before}
     if rows and all(row.what.source in new for row in rows):  # no others of them were freed
         when = "in an earlier step" if in_step else "before this step"
-        made = f"that {rows[0].what.source}, which is new, made {when}"
-    made += _counted(evidence, rows)
+        made = f"{rows[0].what.source} is new, and what it made {when} is"
     if in_step and evidence.difference.moment == "backward_peak":  # which may go through it
         rows += evidence.came(Role.GRADIENT_TEMPORARY)
     return cause("earlier steps", rows, made=made, holder=holder_of(evidence, rows))
