@@ -207,9 +207,7 @@ def log_sigmoid_gradient(grad_output: Tensor, input: Tensor, buffer: Tensor) -> 
 
 
 @operator("aten::gelu_backward").workspace("cpu")
-def gelu_backward(
-    machine: Host, grad_output: Tensor, input: Tensor, *, approximate: str = "none"
-) -> int:
+def gelu_grad(machine: Host, grad_output: Tensor, input: Tensor, approximate: str = "none") -> int:
     """A gradient that does not lie as the input does is reordered by oneDNN; gelu_backward_out_cpu
     and use_mkldnn; ideep's eltwise_backward.
     """
@@ -233,9 +231,7 @@ _WITH_FLOAT_RESULT = {
 
 
 @operator("aten::softmax.int", "aten::log_softmax.int").path("cuda")
-def half_to_float(
-    call: CompositeCall, input: Tensor, dim: int, dtype: torch.dtype | None = None
-) -> Any:
+def to_float(call: CompositeCall, input: Tensor, dim: int, dtype: torch.dtype | None = None) -> Any:
     """Half precision with a float result: one kernel on CUDA, two on the CPU; SoftMax.cpp."""
     if input.dtype is torch.float16 and dtype is torch.float32:
         return _WITH_FLOAT_RESULT[call.overload](input, dim, True)

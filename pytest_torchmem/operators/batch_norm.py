@@ -149,8 +149,7 @@ def cudnn_workspace(machine: Gpu, input: Tensor, training: bool) -> Workspace | 
 @_cudnn_backward.meta("cuda")
 def cudnn_gradients(input: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
     """That of the input in its suggested format, and two like the weight."""
-    of_weight, of_bias = (weight.new_empty(weight.shape) for _ in range(2))
-    return laid_out(input, suggested_format(input)), of_weight, of_bias
+    return laid_out(input, suggested_format(input)), like(weight), like(weight)
 
 
 @_cudnn_backward.workspace("cuda")
@@ -197,7 +196,8 @@ def cudnn_backward_values(
 
 
 _forward = operator("aten::native_batch_norm", "aten::_native_batch_norm_legit")
-_with_update_backward = operator("aten::batch_norm_backward", not_in_key=("reserve",))
+_backward = operator("aten::native_batch_norm_backward", "aten::batch_norm_backward")
+operator("aten::batch_norm_backward", not_in_key=("reserve",))
 operator(  # what cuDNN keeps for the backward; native/cudnn/BatchNorm.cpp
     "aten::_batch_norm_with_update", "aten::_batch_norm_with_update_functional", library_output=3
 )
@@ -302,27 +302,23 @@ def forward_with_update_workspace_on_cuda(
     return forward_workspace_on_cuda(machine, outputs, norm)
 
 
-@operator("aten::native_batch_norm_backward").meta("cpu")
-@_with_update_backward.meta("cpu")
+@_backward.meta("cpu")
 def backward_on_cpu(norm: BatchNormBackward) -> tuple[Tensor | None, ...]:
     """The input's layout, whatever the gradient's."""
     return _gradients(norm, suggested_format(norm.input))
 
 
-@operator("aten::native_batch_norm_backward").meta("cuda")
-@_with_update_backward.meta("cuda")
+@_backward.meta("cuda")
 def backward_on_cuda(norm: BatchNormBackward) -> tuple[Tensor | None, ...]:
     """Channels last as the input in training, else contiguous; batch_norm_backward_cuda."""
     last = norm.trains and is_channels_last(norm.input)
     return _gradients(norm, suggested_format(norm.input) if last else torch.contiguous_format)
 
 
-def _gradients(
-    norm: BatchNormBackward, memory_format: torch.memory_format
-) -> tuple[Tensor | None, ...]:
+def _gradients(norm: BatchNormBackward, layout: torch.memory_format) -> tuple[Tensor | None, ...]:
     input = norm.input
     parameter = input.new_empty((input.shape[1],)) if norm.weight is None else norm.weight
-    made = laid_out(input, memory_format), like(parameter), like(parameter)
+    made = laid_out(input, layout), like(parameter), like(parameter)
     return asked_for(made, norm.output_mask)
 
 
@@ -355,8 +351,7 @@ def backward_values_on_cuda(
     )
 
 
-@operator("aten::native_batch_norm_backward").workspace("cpu")
-@_with_update_backward.workspace("cpu")
+@_backward.workspace("cpu")
 def backward_workspace_on_cpu(
     machine: Host, outputs: Sequence[Tensor | None], norm: BatchNormBackward
 ) -> int:
@@ -406,7 +401,7 @@ def backward_workspace_on_cuda(
     return (statistics, each, each, Made(1), Made(2), one, ALL)
 
 
-@_with_update_backward.workspace("cuda")
+@operator("aten::batch_norm_backward").workspace("cuda")
 def with_update_backward_workspace_on_cuda(
     norm: BatchNormBackward, save_var: Tensor | None
 ) -> Workspace | tuple[Request, ...]:
@@ -459,10 +454,11 @@ def staging(input: Tensor, copies: int) -> tuple[int, ...]:
 # -- over several processes: what ``nn.SyncBatchNorm`` calls on the GPU ----------------------------
 # torch/nn/modules/_functions.py, ``SyncBatchNorm``; native/cuda/Normalization.cu.
 
+_statistics = operator("aten::batch_norm_stats", "aten::batch_norm_update_stats")
 
-@operator(*aten("batch_norm_stats batch_norm_update_stats batch_norm_backward_reduce")).workspace(
-    "cuda"
-)
+
+@_statistics.workspace("cuda")
+@operator("aten::batch_norm_backward_reduce").workspace("cuda")
 def sums_of_blocks(input: Tensor, grad_out: Tensor | None = None) -> Workspace | tuple[int, ...]:
     """As forward and backward in training; native/cuda/Normalization.cu, ``batch_norm_mean_var``,
     ``batch_norm_backward_reduce_cuda``.
@@ -475,12 +471,11 @@ def sums_of_blocks(input: Tensor, grad_out: Tensor | None = None) -> Workspace |
 
 operator(
     *aten("batch_norm_gather_stats_with_counts batch_norm_elemt batch_norm_backward_elemt"),
-    source="native/cuda/Normalization.cu",
     takes_nothing=frozenset({"cuda"}),
 )
 
 
-@operator("aten::batch_norm_stats", "aten::batch_norm_update_stats").meta()
+@_statistics.meta()
 def batch_norm_statistics(input: Tensor) -> tuple[Tensor, Tensor]:
     """native/cuda/Normalization.cu: float for 16-bit inputs."""
     dtype = torch.float32 if input.dtype.itemsize == 2 else input.dtype
@@ -488,10 +483,12 @@ def batch_norm_statistics(input: Tensor) -> tuple[Tensor, Tensor]:
     return input.new_empty(shape, dtype=dtype), input.new_empty(shape, dtype=dtype)
 
 
-@operator("aten::batch_norm_gather_stats", "aten::batch_norm_gather_stats_with_counts").meta()
-def batch_norm_gather(mean: Tensor) -> tuple[Tensor, Tensor]:
-    """native/cuda/Normalization.cu."""
-    return like(mean, mean.shape[1:]), like(mean, mean.shape[1:])
+operator(*aten("batch_norm_gather_stats batch_norm_gather_stats_with_counts")).meta()(
+    lambda mean: (like(mean, mean.shape[1:]), like(mean, mean.shape[1:]))
+)
+operator("aten::batch_norm_elemt", "aten::batch_norm_backward_elemt").meta()(
+    lambda input: lying_alike(input)
+)
 
 
 class Reduced(NamedTuple):
@@ -518,12 +515,6 @@ def batch_norm_backward_reduce(reduced: Reduced) -> tuple[Tensor | None, ...]:
     """native/cuda/Normalization.cu."""
     mean, parameter = reduced.mean, reduced.parameter
     return reduced.wanted(like(mean), like(mean), like(parameter), like(parameter))
-
-
-@operator("aten::batch_norm_elemt", "aten::batch_norm_backward_elemt").meta()
-def batch_norm_apply(input: Tensor) -> Tensor:
-    """native/cuda/Normalization.cu."""
-    return lying_alike(input)
 
 
 def _along(input: Tensor, one: Tensor) -> Tensor:

@@ -4,6 +4,9 @@ what reductions take.
 native/TensorIterator.cpp, TensorIteratorBase::compute_types: on the CPU every input whose type is
 not the common one is copied whole, and so is an output that was given in another type.
 
+Kernels on lists of tensors read addresses from the launch's own arguments, as fused optimizers do:
+native/cuda/MultiTensorApply.cuh; exact.
+
 Reductions have partial results of blocks on CUDA, upcasts and results per thread on the CPU
 (native/ReduceOps.cpp, native/TensorIteratorReduce.cpp). native/cuda/Reduce.cuh of 2.13:
 ``setReduceConfig``, ``ReduceConfig::global_memory_size``, ``ReduceConfig::semaphore_size`` and
@@ -27,7 +30,6 @@ from pytest_torchmem.operators.workspace import (
     ALL,
     CONTIGUOUS,
     HALVES,
-    SCALAR,
     Request,
     accumulation_type,
     ceil_div,
@@ -76,7 +78,7 @@ _UNARY_FLOAT = """
 _OTHER_DTYPE = """
     angle complex eq frexp ge greater greater_equal gt imag isfinite isinf isnan isneginf
     isposinf isreal le less less_equal logical_and logical_not logical_or logical_xor lt ne
-    not_equal polar real signbit
+    not_equal polar real signbit where
 """
 """What answers floating tensors in another dtype than theirs."""
 
@@ -187,20 +189,13 @@ def power(outputs: Tensor, input: Operand, exponent: Operand) -> int:
     return converted(input, outputs.dtype) + converted(exponent, outputs.dtype)
 
 
-@operator("aten::pow.Scalar").workspace("cuda")
-def base_on_gpu(input: complex) -> int:
-    """The base in a tensor on the GPU, unless it is 1; native/Pow.cpp, pow_Scalar_out."""
-    return 0 if input == 1 else type_of_number(input).itemsize
-
-
-@operator("aten::abs", "aten::angle").workspace()
-def complex_to_real(input: Tensor) -> int:
-    """The complex result before it is real; UnaryOps.cpp, unary_op_impl_with_complex_to_float."""
-    return dense_bytes(input) if input.dtype.is_complex else 0
-
-
-selection = operator(
-    "aten::where", other_dtype=True, source="native/TensorCompare.cpp, where_self_out"
+# The base in a tensor on the GPU, unless it is 1; native/Pow.cpp, pow_Scalar_out.
+operator("aten::pow.Scalar").workspace("cuda")(
+    lambda input: 0 if input == 1 else type_of_number(input).itemsize
+)
+# The complex result before it is real; UnaryOps.cpp, unary_op_impl_with_complex_to_float.
+operator("aten::abs", "aten::angle").workspace()(
+    lambda input: dense_bytes(input) if input.dtype.is_complex else 0
 )
 
 
@@ -241,11 +236,11 @@ def selected_into(condition: Tensor, input: Any, other: Any, out: Tensor) -> Ten
     return out
 
 
-@selection.workspace()
+@operator("aten::where").workspace()
 def converted_branches(
     machine: Gpu | Host, outputs: Tensor, condition: Tensor, input: Tensor, other: Tensor
 ) -> int | tuple[Request, ...]:
-    """Both branches in the result's type; exact, native/TensorCompare.cpp."""
+    """Both branches in the result's type; exact, native/TensorCompare.cpp, where_self_out."""
     copies = [converted(found, outputs.dtype) for found in (input, other)]
     if isinstance(machine, Host):
         return sum(copies)
@@ -253,12 +248,10 @@ def converted_branches(
 
 
 operator("aten::rrelu_with_noise").meta()(made_like(self=CONTIGUOUS))  # native/Activation.cpp
-
-
-@operator("aten::rrelu_with_noise", "aten::rrelu_with_noise_").workspace("cpu")
-def mean_of_bounds(training: bool) -> int:
-    """The slope in evaluation, by tensors of numbers; Activation.cpp, rrelu_with_noise_out_cpu."""
-    return 0 if training else 48
+# The slope in evaluation, by tensors of numbers; Activation.cpp, rrelu_with_noise_out_cpu.
+operator("aten::rrelu_with_noise", "aten::rrelu_with_noise_").workspace("cpu")(
+    lambda training: 0 if training else 48
+)
 
 
 @operator("prims::fma").decomposition()
@@ -269,6 +262,46 @@ def multiplied_and_added(call: GivenCall) -> Any:
     first, second, third = call.args
     return first * second + third
 
+
+_BY_SCALARS = "_foreach_addcdiv _foreach_addcmul"
+_IN_PLACE = "_foreach_addcdiv_ _foreach_addcmul_"
+
+
+@operator(
+    *aten(f"{_BY_SCALARS} {_IN_PLACE}", ".Tensor"),
+    across_devices=True,
+    of_host="scalars",
+    elsewhere="Expected scalars to be on CPU, got {device} instead.",
+).check("cuda")
+def as_many_scalars(input: Sequence[Tensor], scalars: Tensor) -> None:
+    """native/ForeachUtils.h, convert_tensor_to_scalar_list."""
+    if scalars.dim() != 1:
+        raise RuntimeError(
+            f"Expected packed scalar Tensor to be of dimension 1. Got {scalars.dim()} instead."
+        )
+    if scalars.numel() != len(input):
+        raise RuntimeError(
+            f"Expected length of scalars to match input of length {len(input)} but got "
+            f"{scalars.numel()} instead."
+        )
+
+
+@operator(*aten(_BY_SCALARS, ".Tensor")).meta("cuda")
+def sums(input: Sequence[Tensor]) -> list[Tensor]:
+    """One for each tensor, whatever the host's scalars are; native/cuda/ForeachPointwiseOp.cu."""
+    return [torch.empty_like(one) for one in input]
+
+
+@operator(*aten(_IN_PLACE, ".Tensor")).meta("cuda")
+@operator(
+    *aten("_fused_adagrad_ _fused_adam_.tensor_lr _fused_adamw_.tensor_lr _fused_sgd_")
+).meta()
+def in_arguments() -> None:
+    """Nothing is returned, arguments are written to; native/cuda/fused_adam_impl.cu, …"""
+
+
+# The gradients of a trace count as finite, so ``GradScaler`` steps.
+operator("aten::_amp_foreach_non_finite_check_and_unscale_", keeps_values=("found_inf",))
 
 _WARP = 32
 _LEAST_VALUES, _MOST_VALUES = 16, 256
@@ -533,11 +566,3 @@ def sum_workspace(
     return converted(input, result) + partial_results(
         machine, input.numel(), count, result.itemsize
     )
-
-
-def mean_workspace(machine: Host, input: Tensor, dtype: torch.dtype, results: int) -> int:
-    """A sum in the accumulation type, then a division by a wrapped number; mean_out."""
-    accumulated = accumulation_type(dtype)
-    result = 0 if accumulated == dtype else results * accumulated.itemsize
-    summed = sum_workspace(machine, input, accumulated, results)
-    return result + max(summed, SCALAR + accumulated.itemsize)

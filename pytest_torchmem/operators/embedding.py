@@ -6,6 +6,7 @@ and EmbeddingBackwardKernel.cu.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from pytest_torchmem.operators.calls import GivenCall
 from pytest_torchmem.operators.libraries import cub
-from pytest_torchmem.operators.registry import OperatorKind, operator
+from pytest_torchmem.operators.registry import OperatorKind, aten, operator
 from pytest_torchmem.operators.sorting import sort_requests
 from pytest_torchmem.operators.workspace import (
     CONTIGUOUS,
@@ -37,8 +38,7 @@ _aten: Any = torch.ops.aten
 _SUM, _MEAN, _MAX = 0, 1, 2
 
 # CUDA makes the bags' sizes first.
-_bag = operator("aten::_embedding_bag", order={"cuda": (2, 1, 0, 3)})
-_bag_forward_only = operator("aten::_embedding_bag_forward_only", order={"cuda": (2, 1, 0, 3)})
+_bag = operator(*aten("_embedding_bag _embedding_bag_forward_only"), order={"cuda": (2, 1, 0, 3)})
 
 
 class Bags(NamedTuple):
@@ -68,7 +68,6 @@ def _promoted(indices: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @_bag.workspace("cuda")
-@_bag_forward_only.workspace("cuda")
 def copies_on_cuda(weight: Tensor, indices: Tensor, offsets: Tensor) -> tuple[int, ...]:
     """What is not of the other's type, or not contiguous; _embedding_bag_cuda."""
     given = indices, offsets
@@ -78,14 +77,12 @@ def copies_on_cuda(weight: Tensor, indices: Tensor, offsets: Tensor) -> tuple[in
 
 
 @_bag.meta("cuda")
-@_bag_forward_only.meta("cuda")
 def bag_on_cuda(asked: Bags) -> Any:
     """Torch's own, of positions of one type; _embedding_bag_cuda."""
     return _aten._embedding_bag(*asked.promoted())
 
 
 @_bag.decomposition("cpu")
-@_bag_forward_only.decomposition("cpu")
 def embedding_bag(call: GivenCall, asked: Bags) -> tuple[Tensor, ...]:
     """``_embedding_bag_cpu_impl``; native/EmbeddingBag.cpp."""
     asked = asked.promoted()
@@ -121,7 +118,6 @@ def embedding_bag(call: GivenCall, asked: Bags) -> tuple[Tensor, ...]:
 
 
 @_bag.values("cuda")
-@_bag_forward_only.values("cuda")
 def embedding_bag_values(asked: Bags) -> Any:
     """The CPU's outputs as CUDA's kernels lay them out; cuda/EmbeddingBag.cu, _embedding_bag_cuda.
 
@@ -256,19 +252,12 @@ def embedding_bag_per_sample_weights_backward(
 
 
 @operator("aten::_embedding_bag_per_sample_weights_backward").values("cuda")
-def per_sample_weights_backward_values(
-    grad: Tensor,
-    weight: Tensor,
-    indices: Tensor,
-    offsets: Tensor,
-    offset2bag: Tensor,
-    mode: int,
-    padding_idx: int = -1,
-) -> Any:
+def per_sample_weights_backward_values(arguments: Mapping[str, Any]) -> Any:
     """The CPU's, whose kernel takes all positions in one type; CUDA's reads the bags in theirs."""
-    indices, offsets = _promoted(indices, offsets)
-    given = grad, weight, indices, offsets, offset2bag.to(indices.dtype)
-    return _aten._embedding_bag_per_sample_weights_backward(*given, mode, padding_idx)
+    indices, offsets = _promoted(arguments["indices"], arguments["offsets"])
+    offset2bag = arguments["offset2bag"].to(indices.dtype)
+    given = {**arguments, "indices": indices, "offsets": offsets, "offset2bag": offset2bag}
+    return _aten._embedding_bag_per_sample_weights_backward(**given)
 
 
 _FEW = 3072

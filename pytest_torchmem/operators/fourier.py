@@ -227,25 +227,20 @@ def to_real(call: CompositeCall, asked: Asked) -> Any:
     return call.of(input, n, dim, *call.args[3:], **others)
 
 
-def _of_one_dimension(name: str, modes: Mapping[str | None, int], onesided: bool) -> None:
-    @_of_half(name)
-    def from_real(call: CompositeCall, asked: Asked) -> Any:
-        """``fft_r2c``."""
-        input, n, out = asked.input, asked.n, asked.out
-        _complex_output(name, out)
-        dim = _of_wrapped(input, asked.dim)
-        _some_points([input.shape[dim] if n is None else n])
-        input = input if n is None else _resized(input, [dim], [n])
-        given = (input, [dim], asked.mode(modes), onesided)
-        if modes is _FORWARD:
-            return _into(_aten._fft_r2c, out, *given)
-        return _conjugated(_aten._fft_r2c.default(*given), out)
-
-
-for _name in ("fft_fft", "fft_rfft"):
-    _of_one_dimension(_name, _FORWARD, _name == "fft_rfft")
-for _name in ("fft_ifft", "fft_ihfft"):
-    _of_one_dimension(_name, _INVERSE, _name == "fft_ihfft")
+@_of_half("fft_fft fft_rfft fft_ifft fft_ihfft")
+def from_real(call: CompositeCall, asked: Asked) -> Any:
+    """``fft_r2c``."""
+    name = str(call.overload.name()).partition("::")[2].partition(".")[0]
+    forward, onesided = name in ("fft_fft", "fft_rfft"), name in ("fft_rfft", "fft_ihfft")
+    input, n, out = asked.input, asked.n, asked.out
+    _complex_output(name, out)
+    dim = _of_wrapped(input, asked.dim)
+    _some_points([input.shape[dim] if n is None else n])
+    input = input if n is None else _resized(input, [dim], [n])
+    given = (input, [dim], asked.mode(_FORWARD if forward else _INVERSE), onesided)
+    if forward:
+        return _into(_aten._fft_r2c, out, *given)
+    return _conjugated(_aten._fft_r2c.default(*given), out)
 
 
 @_of_half("fft_rfftn fft_rfft2")
@@ -330,9 +325,6 @@ def _resized(tensor: Tensor, dims: Sequence[int], sizes: Sequence[int]) -> Tenso
         elif missing < 0:
             tensor = tensor.narrow(dim, 0, size)
     return torch.constant_pad_nd(tensor, padding) if pad else tensor
-
-
-# -- the kernels -----------------------------------------------------------------------------------
 
 
 @operator("aten::_fft_c2c", "aten::_fft_r2c", "aten::_fft_c2r").check("cuda")

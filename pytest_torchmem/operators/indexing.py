@@ -78,22 +78,17 @@ def positions_of(gpu: Gpu, mask: Tensor, number: int) -> tuple[int, ...]:
     return (copy, 4, *counted, number * max(1, mask.dim()) * LONG, *found, -4, -copy)
 
 
-@operator("aten::nonzero").at_most()
-def every_position(input: Tensor) -> Tensor:
-    """A row for each element."""
-    return input.new_empty((input.numel(), input.dim()), dtype=torch.int64)
-
-
-@selected.at_most()
-def every_element(input: Tensor, mask: Tensor) -> Tensor:
-    """All elements of the two that are broadcast together."""
-    return input.new_empty(math.prod(torch.broadcast_shapes(input.shape, mask.shape)))
+# A row for each element, and all elements of the two that are broadcast together.
+operator("aten::nonzero").at_most()(
+    lambda input: input.new_empty((input.numel(), input.dim()), dtype=torch.int64)
+)
+selected.at_most()(
+    lambda input, mask: input.new_empty(math.prod(torch.broadcast_shapes(input.shape, mask.shape)))
+)
 
 
 @operator("aten::nonzero", "aten::nonzero.out").decomposition("cuda")
-def counted_then_found(
-    machine: Gpu, outputs: Tensor, input: Tensor, out: Tensor | None = None
-) -> Tensor:
+def nonzero_at(machine: Gpu, outputs: Tensor, input: Tensor, out: Tensor | None = None) -> Tensor:
     """A count, and then positions; Nonzero.cu, ``nonzero_cuda_out_impl``."""
     return _found(machine, input, len(outputs), out)
 
@@ -192,16 +187,15 @@ def _width(index: Tensor | None) -> int:
     return max(1, index.dim()) if index is not None and _is_mask(index) else 1
 
 
-@operator("aten::index").workspace("cpu")
-def masks_as_positions(outputs: Tensor, input: Tensor, indices: Sequence[Tensor | None]) -> int:
-    """Masks as positions; TORCH_PRECOMPUTE_META_FUNC2(index)."""
-    return _positions_on_cpu(input, indices, outputs.numel())
-
-
-@operator("aten::_index_put_impl_").workspace("cpu")
-def masks_of_values(input: Tensor, indices: Sequence[Tensor | None], values: Tensor) -> int:
-    """Masks as positions, where there is a value for each; _index_put_impl_."""
-    return _positions_on_cpu(input, indices, values.numel()) if values.numel() > 1 else 0
+# TORCH_PRECOMPUTE_META_FUNC2(index); where there is a value for each position, _index_put_impl_.
+operator("aten::index").workspace("cpu")(
+    lambda outputs, input, indices: _positions_on_cpu(input, indices, outputs.numel())
+)
+operator("aten::_index_put_impl_").workspace("cpu")(
+    lambda input, indices, values: (
+        _positions_on_cpu(input, indices, values.numel()) if values.numel() > 1 else 0
+    )
+)
 
 
 @operator("aten::index").workspace("cuda")
@@ -274,8 +268,10 @@ def put_in_order(
     # ``hasContiguousSubspace``, TensorAdvancedIndexingUtils.h: not all indices stand together.
     at = [position for position, found in enumerate(indices) if found is not None]
     moved = dense_bytes(input) if at[-1] - at[0] >= len(at) else 0
-    copies = (_values(values, number * kept), moved)
-    if not number * kept:
+    whole = number * kept  # values are expanded to all positions where they are fewer
+    few = values.numel() < whole
+    copies = (whole * values.element_size() if few else contiguous_copy(values), moved)
+    if not whole:
         return (contiguous_copy(input), *linear, *copies)
     leading = 0 if moved else at[0]
     rows = math.prod(input.shape[:leading]) * input.numel() // kept
@@ -306,13 +302,6 @@ def _linear_index(gpu: Gpu, indices: Sequence[Tensor], checked: bool) -> tuple[i
             requests += together if TORCH_VERSION >= (2, 13) else one_by_one
         requests += passing(*product) if position else product
     return requests
-
-
-def _values(values: Tensor, elements: int) -> int:
-    """Bytes of the values made dense, expanded to all positions where they are fewer."""
-    if values.numel() < elements:
-        return elements * values.element_size()
-    return contiguous_copy(values)
 
 
 def _number(indices: Sequence[Tensor]) -> int:
@@ -600,9 +589,7 @@ def sums_of_counts(repeats: Tensor) -> int:
 
 
 @operator("aten::repeat_interleave").workspace("cuda")
-def prefix_sum(
-    machine: Gpu, repeats: Tensor, output_size: int | None = None
-) -> tuple[Request, ...]:
+def prefixes(machine: Gpu, repeats: Tensor, output_size: int | None = None) -> tuple[Request, ...]:
     """A prefix sum of the counts, and whether one is negative; repeat_interleave_common."""
     number = repeats.numel()
     copy = converted(repeats, torch.int64) or contiguous_copy(repeats)

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from pytest_torchmem.operators.activations import gradients_of, run_plainly
 from pytest_torchmem.operators.calls import CompositeCall
-from pytest_torchmem.operators.elementwise import mean_workspace, partial_results, sum_buffers
+from pytest_torchmem.operators.elementwise import partial_results, sum_buffers
+from pytest_torchmem.operators.reduction import mean
 from pytest_torchmem.operators.registry import aten, operator
 from pytest_torchmem.operators.workspace import (
     ALL,
@@ -45,10 +46,8 @@ operator("aten::multi_margin_loss_backward", "aten::multilabel_margin_loss_backw
 @operator("aten::multi_margin_loss", "aten::multi_margin_loss_backward").workspace("cpu")
 def dense_arguments(input: Tensor, target: Tensor, weight: Tensor | None = None) -> int:
     """Copies of what is not dense; native/LossMultiMargin.cpp."""
-    if not input.numel():
-        return 0
-    weights = 0 if weight is None else dense_copy(weight)
-    return dense_copy(input) + dense_copy(target) + weights
+    given = (input, target, weight) if input.numel() else ()
+    return sum(dense_copy(one) for one in given if one is not None)
 
 
 @operator("aten::multilabel_margin_loss_forward", "aten::multi_margin_loss").workspace("cuda")
@@ -95,12 +94,20 @@ def least_and_greatest_label(input: Tensor, target: Tensor, is_target: Tensor | 
     return dense_copy(target) + max(target.element_size(), dense_copy(input) + there)
 
 
-@operator("aten::mse_loss", "aten::smooth_l1_loss").meta()
-def distance(input: Tensor, target: Tensor, reduction: int = _MEAN) -> Tensor:
-    """A reduced loss keeps the storage that was made for all elements: TORCH_META_FUNC(mse_loss)
-    resizes its output and not its storage.
-    """
-    return _reduced_in_place(torch.add(input, target), reduction)
+# A reduced loss keeps the storage that was made for all elements: TORCH_META_FUNC(mse_loss) resizes
+# its output and not its storage, as binary_cross_entropy_out_cuda does.
+operator("aten::mse_loss", "aten::smooth_l1_loss").meta()(
+    lambda input, target, reduction=_MEAN: _reduced_in_place(torch.add(input, target), reduction)
+)
+operator("aten::binary_cross_entropy").meta()(
+    lambda input, reduction=_MEAN: _reduced_in_place(torch.add(input, input), reduction)
+)
+
+
+def _reduced_in_place(losses: Tensor, reduction: int) -> Tensor:
+    if reduction == _NONE:
+        return losses
+    return losses.as_strided((), ()) if losses.numel() else losses.new_empty(())
 
 
 @operator(*aten("mse_loss smooth_l1_loss huber_loss")).workspace("cpu")
@@ -111,7 +118,7 @@ def losses_and_mean(machine: Host, input: Tensor, reduction: int = _MEAN) -> int
     whole = dense_bytes(input)
     if reduction != _MEAN:
         return whole + partial_results(machine, input.numel(), 1, input.element_size())
-    return whole + mean_workspace(machine, input, input.dtype, 1)
+    return whole + mean(machine, torch.empty((), dtype=input.dtype, device="meta"), input)
 
 
 @operator(*aten("mse_loss smooth_l1_loss huber_loss")).workspace("cuda")
@@ -132,18 +139,6 @@ def losses_and_buffers(
 def distance_backward(input: Tensor, *, grad_input: Tensor | None = None) -> Tensor:
     """``zeros_like(input, LEGACY_CONTIGUOUS_MEMORY_FORMAT)``."""
     return like(input) if grad_input is None else grad_input
-
-
-@operator("aten::binary_cross_entropy").meta()
-def cross_entropy(input: Tensor, reduction: int = _MEAN) -> Tensor:
-    """A reduced loss keeps the storage of all elements; binary_cross_entropy_out_cuda."""
-    return _reduced_in_place(torch.add(input, input), reduction)
-
-
-def _reduced_in_place(losses: Tensor, reduction: int) -> Tensor:
-    if reduction == _NONE:
-        return losses
-    return losses.as_strided((), ()) if losses.numel() else losses.new_empty(())
 
 
 @operator("aten::binary_cross_entropy").decomposition("cpu")
@@ -338,10 +333,8 @@ def losses_and_gradient_values(given: Sequences) -> tuple[Any, ...]:
     return losses, gradients_of(run, [given.log_probs], [torch.ones_like(losses)])[0]
 
 
-@operator("aten::_ctc_loss_backward").workspace("cpu")
-def betas(log_alpha: Tensor) -> int:
-    """``log_beta``, as large as ``log_alpha``."""
-    return dense_bytes(log_alpha)
+# ``log_beta``, as large as ``log_alpha``.
+operator("aten::_ctc_loss_backward").workspace("cpu")(lambda log_alpha: dense_bytes(log_alpha))
 
 
 @operator("aten::_ctc_loss").workspace("cuda")

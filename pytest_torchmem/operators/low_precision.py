@@ -53,21 +53,14 @@ def scaled_into(input: Tensor, mat2: Tensor, out: Tensor) -> Tensor:
     return out.resize_(input.shape[0], mat2.shape[1])
 
 
-pack_int4 = operator(
-    "aten::_convert_weight_to_int4pack",
-    source="native/cuda/int4mm.cu, _convert_weight_to_int4pack_cuda",
-    takes_nothing=frozenset({"cuda"}),
-)
-packed_int4 = operator(
-    "aten::_weight_int4pack_mm",
-    source="native/cuda/int4mm.cu, _weight_int4pack_mm_cuda",
-    takes_nothing=frozenset({"cuda"}),
+operator(  # native/cuda/int4mm.cu
+    *aten("_convert_weight_to_int4pack _weight_int4pack_mm"), takes_nothing=frozenset({"cuda"})
 )
 _LANES = (8, 4)
 """Rows and columns of the lanes of a warp, over its tile of 8 rows and 16 columns."""
 
 
-@pack_int4.values("cuda")
+@operator("aten::_convert_weight_to_int4pack").values("cuda")
 def int4_packed(input: Tensor, innerKTiles: int) -> Tensor:
     """Eight numbers of two tiles in each ``int32``; ``matrix_to_m16n8k16_Bint4_layout``. Of the two
     numbers of a byte the first is in its upper half.
@@ -81,7 +74,7 @@ def int4_packed(input: Tensor, innerKTiles: int) -> Tensor:
     return (((four >> 4) << shift) + ((four & 15) << (shift + 16))).sum(-1).int()
 
 
-@packed_int4.check("cuda")
+@operator("aten::_weight_int4pack_mm").check("cuda")
 def int4_operands(input: Tensor, mat2: Tensor, qGroupSize: int, qScaleAndZeros: Tensor) -> None:
     """What ``_weight_int4pack_mm_cuda`` checks."""
     tiles = mat2.shape[3] * 2 if mat2.dim() == 4 else 0
@@ -104,13 +97,13 @@ def int4_operands(input: Tensor, mat2: Tensor, qGroupSize: int, qScaleAndZeros: 
             raise RuntimeError(f"Expected {text} to be true, but got false.")
 
 
-@packed_int4.meta()
-def int4_product(input: Tensor, mat2: Tensor) -> Tensor:
-    """Rows of 8 for each tile; torch's own asks for an attribute that fake tensors alone have."""
-    return input.new_empty(input.shape[0], mat2.shape[0] * 8)
+# Rows of 8 for each tile; torch's own asks for an attribute that fake tensors alone have.
+operator("aten::_weight_int4pack_mm").meta()(
+    lambda input, mat2: input.new_empty(input.shape[0], mat2.shape[0] * 8)
+)
 
 
-@packed_int4.values("cuda")
+@operator("aten::_weight_int4pack_mm").values("cuda")
 def int4_multiplied(input: Tensor, mat2: Tensor, qGroupSize: int, qScaleAndZeros: Tensor) -> Tensor:
     """The product with numbers from -8 to 7, times a scale and plus a zero for each group."""
     tiles, several, _, pairs = mat2.shape

@@ -315,9 +315,6 @@ def batch_by_cublas(machine: Gpu, input: Tensor, mat2: Tensor) -> Workspace | in
     return 0 if outer and TORCH_VERSION >= (2, 13) else by_cublas(machine, [input, mat2])
 
 
-# -- matrices --------------------------------------------------------------------------------------
-
-
 @operator("aten::mm").workspace("cpu")
 def matrix_product(
     machine: Host, outputs: Tensor, input: Tensor, mat2: Tensor, alpha: float = 1
@@ -372,8 +369,6 @@ def addmm_on_cuda(machine: Gpu, input: Tensor, mat1: Tensor, mat2: Tensor) -> Wo
 @operator("aten::addmv", "aten::addmv_").workspace("cpu")
 def addmv_on_cpu(machine: Host, mat: Tensor, vec: Tensor) -> int | Workspace:
     """A copy of a matrix that gemv cannot read; native/Blas.cpp, addmv_out."""
-    if mat.numel() == 0:
-        return 0
     if not uses_onednn(machine, mat.dtype, mat.numel()):
         return blas_copy(mat)
     copied = onednn_copy(mat)
@@ -393,9 +388,6 @@ def addmv_on_cuda(machine: Gpu, mat: Tensor, vec: Tensor) -> Workspace | int:
 def linear_combination(input: Tensor, coefficients: Tensor) -> Tensor:
     """Sums of matrices, each times a coefficient; native/LinearAlgebra.cpp."""
     return like(input, (coefficients.shape[0], *input.shape[1:]))
-
-
-# -- batches ---------------------------------------------------------------------------------------
 
 
 @operator("aten::bmm", "aten::baddbmm", "aten::baddbmm_").workspace("cpu")

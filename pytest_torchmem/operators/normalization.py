@@ -265,9 +265,7 @@ _INTERMEDIATE = 3
 
 
 @operator("aten::_weight_norm_interface", "aten::_weight_norm_interface_backward").workspace("cpu")
-def rows_of_sums(
-    machine: Host, dim: int, g: Tensor | None = None, saved_g: Tensor | None = None
-) -> int:
+def of_rows(machine: Host, dim: int, g: Tensor | None = None, saved_g: Tensor | None = None) -> int:
     """Each thread's sums along the last dimension; weight_norm_last_dim_kernel, and
     weight_norm_backward_last_dim_kernel, which has three of them at least.
     """

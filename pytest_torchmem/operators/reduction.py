@@ -1,7 +1,8 @@
 """Sums, products, means, norms and moments; extremes, their positions, truth values; histograms.
 
 native/ReduceOps.cpp, native/cpu/ReduceAllOpsKernel.cpp, native/cuda/Reduce*Kernel.cu. Histograms
-have edges, and counts for every thread; native/Histogram.cpp and its CPU kernel.
+have edges, and counts for every thread; native/Histogram.cpp and its CPU kernel. Norms and maxima
+of lists keep a partial result for every chunk of every tensor: native/cuda/ForeachReduceOp.cu.
 """
 
 from collections.abc import Sequence
@@ -14,7 +15,6 @@ from pytest_torchmem.operators.elementwise import (
     Dims,
     converted,
     copied_and_reduced,
-    mean_workspace,
     partial_results,
     reduced,
     sum_workspace,
@@ -23,15 +23,19 @@ from pytest_torchmem.operators.elementwise import (
 from pytest_torchmem.operators.libraries import cub
 from pytest_torchmem.operators.registry import UnknownOutputs, aten, operator
 from pytest_torchmem.operators.workspace import (
+    ALL,
     CONTIGUOUS,
     HALVES,
     SCALAR,
     Outputs,
+    Request,
     accumulation_type,
+    ceil_div,
     contiguous_copy,
     copied,
     dense_bytes,
     dense_copy,
+    is_dense,
     like,
     on_meta,
     passing,
@@ -41,9 +45,7 @@ from pytest_torchmem.targets.host import Host
 
 
 @operator("aten::sum").workspace("cpu")
-def summation(
-    machine: Host, outputs: Tensor, input: Tensor, dim: Sequence[int] | None = None
-) -> int:
+def added(machine: Host, outputs: Tensor, input: Tensor, dim: Sequence[int] | None = None) -> int:
     """An upcast of the whole input and a result per thread; native/ReduceOps.cpp, sum_out."""
     dims = dim or tuple(range(input.dim()))
     return sum_workspace(machine, input, outputs.dtype, outputs.numel(), dims)
@@ -51,8 +53,11 @@ def summation(
 
 @operator("aten::mean").workspace("cpu")
 def mean(machine: Host, outputs: Tensor, input: Tensor) -> int:
-    """A sum in the accumulation type, then a division; mean_out."""
-    return mean_workspace(machine, input, outputs.dtype, outputs.numel())
+    """A sum in the accumulation type, then a division by a wrapped number; mean_out."""
+    accumulated = accumulation_type(outputs.dtype)
+    result = 0 if accumulated == outputs.dtype else outputs.numel() * accumulated.itemsize
+    summed = sum_workspace(machine, input, accumulated, outputs.numel())
+    return result + max(summed, SCALAR + accumulated.itemsize)
 
 
 @operator("aten::nansum", "aten::prod", "aten::amax", "aten::amin").workspace("cpu")
@@ -74,17 +79,13 @@ def trace(machine: Gpu, outputs: Tensor, input: Tensor) -> tuple[int, ...]:
     return summed(machine, outputs, input.diagonal(), None)
 
 
-count_nonzero = operator(
-    "aten::count_nonzero", source="native/TensorAdvancedIndexing.cpp, count_nonzero"
-)
-
-
-@count_nonzero.workspace("cpu")
+@operator("aten::count_nonzero").workspace("cpu")
 def mask_as_numbers(input: Tensor, dim: object = None) -> int:
-    """A mask, and the mask as int64, unless all dimensions are counted."""
-    if dim is None or (isinstance(dim, (list, tuple)) and not dim):
-        return 0
-    return input.numel() * (torch.bool.itemsize + torch.int64.itemsize)
+    """A mask, and the mask as int64, unless all dimensions are counted;
+    native/TensorAdvancedIndexing.cpp, count_nonzero.
+    """
+    counts_all = dim is None or (isinstance(dim, (list, tuple)) and not dim)
+    return 0 if counts_all else input.numel() * (torch.bool.itemsize + torch.int64.itemsize)
 
 
 @operator("aten::count_nonzero", "aten::count_nonzero.dim_IntList").decomposition("cuda")
@@ -157,10 +158,9 @@ def _other_bounds(bounds: Tensor, are_lengths: bool) -> Tensor:
 operator("aten::_segment_reduce_backward").workspace("cpu")(  # native/SegmentReduce.cpp
     copied(grad=CONTIGUOUS)
 )
-vector_norm = operator("aten::linalg_vector_norm", source="native/LinearAlgebra.cpp")
 
 
-@vector_norm.workspace("cpu")
+@operator("aten::linalg_vector_norm").workspace("cpu")
 def vector_norm_on_cpu(
     machine: Host,
     outputs: Tensor,
@@ -168,7 +168,7 @@ def vector_norm_on_cpu(
     dim: Sequence[int] | None,
     dtype: torch.dtype | None,
 ) -> int:
-    """The kernel converts as it reads unless a type is asked for."""
+    """The kernel converts as it reads unless a type is asked for; native/LinearAlgebra.cpp."""
     copied = converted(input, outputs.dtype) if dtype is not None else 0
     if outputs.numel() == 1 and takes_every_dim(input, dim) and not copied:
         return 0
@@ -176,8 +176,7 @@ def vector_norm_on_cpu(
 
 
 # ``norm`` calls ``linalg_vector_norm`` in the input's type; native/ReduceOps.cpp, impl_func_norm.
-@vector_norm.workspace("cuda")
-@operator("aten::norm").workspace("cuda")
+@operator("aten::linalg_vector_norm", "aten::norm").workspace("cuda")
 def vector_norm_on_cuda(
     machine: Gpu, outputs: Tensor, input: Tensor, dim: Dims = None, dtype: torch.dtype | None = None
 ) -> tuple[int, ...]:
@@ -417,9 +416,7 @@ counted = operator("aten::bincount", decided_by=(0,), size_argument="minlength",
 
 
 @counted.at_most()
-def bin_for_every_number(
-    self: Tensor, weights: Tensor | None = None, minlength: int = 0
-) -> Tensor | None:
+def most_bins(self: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor | None:
     """One for each number that a small type has; native/SummaryOps.cpp."""
     if self.element_size() > _SMALL:
         return None
@@ -471,3 +468,39 @@ def bincount_on_cpu(self: Tensor, weights: Tensor | None = None) -> int:
     if weights is not None and weights.dtype not in (torch.float32, torch.float64):
         taken += dense_bytes(weights, torch.float64)
     return taken
+
+
+_CHUNK = 65_536
+_NORMS = (1.0, 2.0, float("inf"))
+
+
+@operator("aten::_foreach_norm", "aten::_foreach_powsum").workspace("cuda")
+def foreach_norm(
+    machine: Gpu, input: Sequence[Tensor], ord: float = 2, dtype: torch.dtype | None = None
+) -> tuple[Request, ...]:
+    """In the type that is added up in; ``foreach_tensor_norm_cuda``, of which sums of powers are
+    norms without the root.
+    """
+    kind = accumulation_type(dtype or input[0].dtype)
+    return _by_chunks(machine, input, kind.itemsize, float(ord) in _NORMS)
+
+
+@operator("aten::_foreach_max").workspace("cuda")
+def foreach_max(machine: Gpu, input: Sequence[Tensor]) -> tuple[Request, ...]:
+    """In the tensors' type; ``foreach_tensor_max_cuda``."""
+    return _by_chunks(machine, input, input[0].element_size())
+
+
+def _by_chunks(
+    gpu: Gpu, tensors: Sequence[Tensor], size: int, taken: bool = True
+) -> tuple[Request, ...]:
+    """A partial result of every chunk; what the kernel does not take (``can_use_fast_route``: one
+    type, and every tensor dense) goes one tensor after the other through a kernel for one.
+    """
+    dtype = tensors[0].dtype
+    if not taken or not all(
+        one.dtype == dtype and one.layout is torch.strided and is_dense(one) for one in tensors
+    ):
+        return max((reduced(gpu, one, None, one.element_size()) for one in tensors), key=sum)
+    chunks = max(ceil_div(tensor.numel(), _CHUNK) for tensor in tensors)
+    return (len(tensors) * chunks * size, ALL)

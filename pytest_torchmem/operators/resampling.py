@@ -40,6 +40,8 @@ from pytest_torchmem.operators.workspace import (
     suggested_format,
 )
 
+_aten: Any = torch.ops.aten
+
 _LEAST_CHANNELS = 4
 """Of which CUDA's kernels for channels last take notice; 16 in the forward of bilinear ones."""
 
@@ -144,7 +146,7 @@ _copying(
 
 # The CPU keeps the memory format of the input, and CUDA's outputs are contiguous.
 for _name in f"max_unpool2d channel_shuffle pixel_shuffle pixel_unshuffle {_PADS}".split():
-    _overload = getattr(torch.ops.aten, _name).default
+    _overload = getattr(_aten, _name).default
     operator(f"aten::{_name}").meta("cpu")(shaped_by(_overload, SUGGESTED))
     operator(f"aten::{_name}").meta("cuda")(shaped_by(_overload, CONTIGUOUS))
 # ``zeros_like(input, input.suggest_memory_format())``; native/ReflectionPad.cpp, …
@@ -293,19 +295,16 @@ def grid_sampler(
         # ``cudnn_is_acceptable`` and ``canUse32BitIndexMath``
         and all(one.dtype in _CUDNN_DTYPES and 0 < one.numel() < 2**31 for one in (input, grid))
     ):
-        return torch.ops.aten.cudnn_grid_sampler.default(input, grid)
+        return _aten.cudnn_grid_sampler.default(input, grid)
     return call()
 
 
-sampler = operator("aten::cudnn_grid_sampler", source="native/cudnn/GridSampler.cpp")
-sampler_backward = operator(
-    "aten::cudnn_grid_sampler_backward", source="native/cudnn/GridSampler.cpp"
+operator("aten::cudnn_grid_sampler_backward").meta("cuda")(  # native/cudnn/GridSampler.cpp
+    made_like(self=CONTIGUOUS, grid=CONTIGUOUS)
 )
-sampler_backward.meta("cuda")(made_like(self=CONTIGUOUS, grid=CONTIGUOUS))
 
 
-@sampler.workspace("cuda")
-@sampler_backward.workspace("cuda")
+@operator("aten::cudnn_grid_sampler", "aten::cudnn_grid_sampler_backward").workspace("cuda")
 def dense(input: Tensor, grid: Tensor, grad_output: Tensor | None = None) -> tuple[Request, ...]:
     """Copies of what is expanded, and of the grid; ``contiguousIfZeroInStrides``."""
     read = (input, grid) if grad_output is None else (input, grid, grad_output)
@@ -313,56 +312,32 @@ def dense(input: Tensor, grid: Tensor, grad_output: Tensor | None = None) -> tup
     return (*copies, ALL)
 
 
-@sampler.meta("cuda")
+@operator("aten::cudnn_grid_sampler").meta("cuda")
 def sampled(input: Tensor, grid: Tensor) -> Tensor:
     """``cudnn_grid_sampler_forward``."""
     return input.new_empty((input.size(0), input.size(1), grid.size(1), grid.size(2)))
 
 
-affine_grid = operator(
-    "aten::cudnn_affine_grid_generator", source="native/cudnn/AffineGridGenerator.cpp"
+# native/cudnn/AffineGridGenerator.cpp
+operator("aten::cudnn_affine_grid_generator").meta()(
+    lambda theta, N, H, W: like(theta, (N, H, W, 2))
 )
-affine_grid_backward = operator(
-    "aten::cudnn_affine_grid_generator_backward", source="native/cudnn/AffineGridGenerator.cpp"
+operator("aten::cudnn_affine_grid_generator_backward").meta()(lambda grad, N: like(grad, (N, 2, 3)))
+# All that cuDNN does: grids with aligned corners, sampled bilinearly and with zeros around.
+operator("aten::cudnn_affine_grid_generator").values()(
+    lambda theta, N, C, H, W: _aten.affine_grid_generator.default(theta, [N, C, H, W], True)
 )
-
-
-@affine_grid.meta()
-def grid_points(theta: Tensor, N: int, H: int, W: int) -> Tensor:
-    """``cudnn_affine_grid_generator_forward``."""
-    return like(theta, (N, H, W, 2))
-
-
-@affine_grid_backward.meta()
-def affine_gradient(grad: Tensor, N: int) -> Tensor:
-    """``cudnn_affine_grid_generator_backward``."""
-    return like(grad, (N, 2, 3))
-
-
-@sampler.values()
-def sampled_values(input: Tensor, grid: Tensor) -> Any:
-    """Bilinear, with zeros around and aligned corners, which is all that cuDNN does."""
-    return torch.ops.aten.grid_sampler_2d.default(input, grid, 0, 0, True)
-
-
-@sampler_backward.values()
-def sampled_gradients(input: Tensor, grid: Tensor, grad_output: Tensor) -> Any:
-    """Gradients of the input and of the grid."""
-    return torch.ops.aten.grid_sampler_2d_backward.default(
+operator("aten::cudnn_affine_grid_generator_backward").values()(
+    lambda grad, N, C, H, W: _aten.affine_grid_generator_backward.default(grad, [N, C, H, W], True)
+)
+operator("aten::cudnn_grid_sampler").values()(
+    lambda input, grid: _aten.grid_sampler_2d.default(input, grid, 0, 0, True)
+)
+operator("aten::cudnn_grid_sampler_backward").values()(
+    lambda input, grid, grad_output: _aten.grid_sampler_2d_backward.default(
         grad_output, input, grid, 0, 0, True, [True, True]
     )
-
-
-@affine_grid.values()
-def grid_values(theta: Tensor, N: int, C: int, H: int, W: int) -> Any:
-    """With aligned corners."""
-    return torch.ops.aten.affine_grid_generator.default(theta, [N, C, H, W], True)
-
-
-@affine_grid_backward.values()
-def affine_gradient_values(grad: Tensor, N: int, C: int, H: int, W: int) -> Any:
-    """With aligned corners."""
-    return torch.ops.aten.affine_grid_generator_backward.default(grad, [N, C, H, W], True)
+)
 
 
 @operator(*aten("max_pool3d_with_indices max_pool3d_with_indices_backward")).workspace("cuda")
@@ -409,7 +384,7 @@ def adaptive_max_copies(outputs: tuple[Tensor, Tensor], input: Tensor) -> tuple[
 @operator("aten::max_pool1d").path("cuda")
 def max_pool1d(call: CompositeCall) -> Any:
     """With indices, also where no gradient is needed; native/MaxPooling.cpp, max_pool1d."""
-    return torch.ops.aten.max_pool1d_with_indices.default(*call.args, **call.kwargs)[0]
+    return _aten.max_pool1d_with_indices.default(*call.args, **call.kwargs)[0]
 
 
 @operator("aten::reflection_pad3d", "aten::replication_pad3d").workspace("cpu")

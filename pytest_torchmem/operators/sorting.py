@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.operators.calls import GivenCall
-from pytest_torchmem.operators.elementwise import converted
+from pytest_torchmem.operators.elementwise import converted, in_arguments
 from pytest_torchmem.operators.libraries import cub
 from pytest_torchmem.operators.registry import UnknownOutputs, aten, operator
 from pytest_torchmem.operators.workspace import (
@@ -95,9 +95,7 @@ def row_of_keys(input: Tensor, dim: int = -1) -> int:
     """Keys and indices of one row, moved together; sort_stable_kernel. Rows that other threads sort
     are not seen by the allocator's observer.
     """
-    if input.dim() == 0 or input.numel() == 0:
-        return 0
-    size = input.shape[dim]
+    size = input.shape[dim] if input.dim() and input.numel() else 0
     return size * LONG if size > 1 else 0
 
 
@@ -236,7 +234,6 @@ def bucket(input: Tensor | float, boundaries: Tensor) -> int:
 
 
 operator("aten::_logcumsumexp").meta()(made_like(self=CONTIGUOUS))  # native/ReduceOps.cpp
-extremes = operator("aten::_cummax_helper", "aten::_cummin_helper")
 
 
 @operator(*aten("cumsum cumsum_ cumprod cumprod_")).workspace("cpu")
@@ -270,13 +267,10 @@ def cumulative(outputs: Tensor, input: Tensor, dim: int) -> tuple[int, ...]:
     return (copy, cub.scan(number, dtype.itemsize, not (dtype in HALVES or dtype.is_complex)))
 
 
-@extremes.meta()
-def nothing() -> None:
-    """What it finds is written to arguments; native/ReduceOps.cpp, cummax_out."""
-
-
+_extremes = operator("aten::_cummax_helper", "aten::_cummin_helper")
+_extremes.meta()(in_arguments)  # native/ReduceOps.cpp, cummax_out
 # ScanKernels.cpp, ``cummax_helper_cuda``
-extremes.workspace("cuda")(copied(self=CONTIGUOUS, values=CONTIGUOUS, indices=CONTIGUOUS))
+_extremes.workspace("cuda")(copied(self=CONTIGUOUS, values=CONTIGUOUS, indices=CONTIGUOUS))
 
 
 _TRUTHS = 2

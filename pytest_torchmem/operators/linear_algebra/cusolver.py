@@ -17,43 +17,13 @@ from pytest_torchmem.operators.workspace import Workspace, contiguous_copy, dens
 from pytest_torchmem.targets.gpus import Gpu
 
 
-def empty_column_major(matrices: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """Make matrices of the same shape with their columns first."""
-    memory_format = torch.contiguous_format
-    return torch.empty_like(matrices.mT, dtype=dtype, memory_format=memory_format).mT
-
-
-def column_major_clone(matrices: Tensor) -> Tensor:
-    """``cloneBatchedColumnMajor``; native/LinearAlgebraUtils.h."""
-    return matrices.mT.clone(memory_format=torch.contiguous_format).mT
-
-
-def column_major_copy(matrices: Tensor) -> Tensor:
-    """``copyBatchedColumnMajor``: the same, and not by blocks of a transposed copy."""
-    return empty_column_major(matrices).copy_(matrices)
-
-
 def is_column_major(matrices: Tensor) -> bool:
     """Whether matrices are dense with their columns first."""
     return matrices.mT.is_contiguous()
 
 
-def work_array(like: Tensor, elements: int) -> Tensor:
-    return like.new_empty((elements,))
-
-
 def batch_count(matrices: Tensor) -> int:
     return matrices.shape[:-2].numel()
-
-
-def infos_of(matrices: Tensor) -> Tensor:
-    """What LAPACK says of every matrix of a batch."""
-    return torch.zeros((max(1, batch_count(matrices)),), dtype=torch.int32)
-
-
-def any_error(info: Tensor) -> None:
-    """_linalg_check_errors: ``info.any()``."""
-    torch.any(info)
 
 
 def copied_triangle(input: Tensor, B: Tensor) -> int:
@@ -108,9 +78,6 @@ def triangular_solve(machine: Gpu, outputs: tuple[Tensor, Tensor]) -> Workspace:
     return beside_buffer(machine, *_of_triangle(batch_count(triangle), triangle.shape[-1]))
 
 
-# -- LU --------------------------------------------------------------------------------------------
-
-
 @operator("aten::linalg_lu_factor_ex").workspace("cuda")
 def lu_factor(machine: Gpu, A: Tensor, pivot: bool = True) -> Workspace | int:
     """lu_factor: cuSOLVER for one matrix and large ones, cuBLAS for few small ones, else MAGMA.
@@ -157,9 +124,6 @@ def lu_solve(
     return beside_buffer(machine, *copies, permuted, counted, permuted, whole, *pointers)
 
 
-# -- Cholesky --------------------------------------------------------------------------------------
-
-
 @operator("aten::linalg_cholesky_ex", "aten::cholesky").workspace("cuda")
 def cholesky(input: Tensor, check_errors: bool | None = None) -> Workspace | tuple[int, ...]:
     """cholesky_helper_cusolver; without ``check_errors`` with infos, and whether they are an
@@ -189,9 +153,6 @@ def cholesky_solve(machine: Gpu, self: Tensor, A: Tensor) -> Workspace | tuple[i
     if batch == 1:
         return (_INFO, dense_bytes(A))
     return solve_triangular(machine, A, self)
-
-
-# -- QR --------------------------------------------------------------------------------------------
 
 
 def _by_batches(rows: int, batch: int) -> bool:
@@ -224,19 +185,14 @@ def linalg_qr(
     return geqrf(machine, A, (reflectors, dense_bytes(A) * apart), with_q * Q.numel())
 
 
-@operator("aten::linalg_householder_product").workspace("cuda")
-def householder_product(tau: Tensor) -> Workspace:
-    """linalg_householder_product_out_helper, orgqr_helper_cusolver."""
-    return unknown(contiguous_copy(tau), _INFO)
-
-
-@operator("aten::ormqr").workspace("cuda")
-def ormqr(input: Tensor, input2: Tensor) -> Workspace:
-    """ormqr_out_helper, ormqr_cusolver."""
-    return unknown(_columns_first(input), contiguous_copy(input2), _INFO)
-
-
-# -- the others ------------------------------------------------------------------------------------
+# linalg_householder_product_out_helper, orgqr_helper_cusolver
+operator("aten::linalg_householder_product").workspace("cuda")(
+    lambda tau: unknown(contiguous_copy(tau), _INFO)
+)
+# ormqr_out_helper, ormqr_cusolver
+operator("aten::ormqr").workspace("cuda")(
+    lambda input, input2: unknown(_columns_first(input), contiguous_copy(input2), _INFO)
+)
 
 
 @operator("aten::_linalg_eigh", order={"cuda": (1, 0)}).workspace("cuda")

@@ -20,16 +20,9 @@ from pytest_torchmem.operators.elementwise import sum_buffers
 from pytest_torchmem.operators.libraries.lapack import Lapack
 from pytest_torchmem.operators.linear_algebra import cusolver
 from pytest_torchmem.operators.linear_algebra.cusolver import (
-    any_error,
     batch_count,
-    column_major_clone,
-    column_major_copy,
     copied_triangle,
-    empty_column_major,
-    infos_of,
     is_column_major,
-    least_squares,
-    work_array,
 )
 from pytest_torchmem.operators.registry import OperatorKind, operator
 from pytest_torchmem.operators.workspace import (
@@ -46,6 +39,33 @@ from pytest_torchmem.targets.host import Host
 
 _aten: Any = torch.ops.aten
 
+
+def empty_column_major(matrices: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Make matrices of the same shape with their columns first."""
+    memory_format = torch.contiguous_format
+    return torch.empty_like(matrices.mT, dtype=dtype, memory_format=memory_format).mT
+
+
+def column_major_clone(matrices: Tensor) -> Tensor:
+    """``cloneBatchedColumnMajor``; native/LinearAlgebraUtils.h."""
+    return matrices.mT.clone(memory_format=torch.contiguous_format).mT
+
+
+def column_major_copy(matrices: Tensor) -> Tensor:
+    """``copyBatchedColumnMajor``: the same, and not by blocks of a transposed copy."""
+    return empty_column_major(matrices).copy_(matrices)
+
+
+def infos_of(matrices: Tensor) -> Tensor:
+    """What LAPACK says of every matrix of a batch."""
+    return torch.zeros((max(1, batch_count(matrices)),), dtype=torch.int32)
+
+
+def any_error(info: Tensor) -> None:
+    """_linalg_check_errors: ``info.any()``."""
+    torch.any(info)
+
+
 # Whether a factorisation succeeded decides nothing here.
 operator("aten::_linalg_check_errors", kind=OperatorKind.PASS).decomposition()(any_error)
 
@@ -61,17 +81,6 @@ class Solver(NamedTuple):
         """``lu_factor_stub``; LAPACK works in place."""
         if isinstance(self.machine, Gpu):
             self.take(cusolver.lu_factor(self.machine, LU, pivot))
-
-    def factor_into(self, LU: Tensor, A: Tensor, pivot: bool) -> tuple[Tensor, Tensor]:
-        """linalg_lu_factor_ex_out into ``LU``; pivots and infos come back."""
-        geometry = meta_result(_aten.linalg_lu_factor_ex.default, A)
-        written = proxy(LU, geometry[0])
-        pivots, infos = empty_as(geometry[1]), empty_as(geometry[2])
-        written.copy_(A)
-        self.factor(written, pivot)
-        if written is not LU:
-            LU.copy_(written)
-        return pivots, infos
 
     def solve(self, LU: Tensor, pivots: Tensor, B: Tensor, result: Tensor, left: bool) -> None:
         """linalg_lu_solve_out and lu_solve_kernel, which on the CPU checks that pivots are rows."""
@@ -116,13 +125,20 @@ def lu_unpack(
 
 @operator("aten::linalg_lu").decomposition()
 def linalg_lu(solver: Solver, A: Tensor, *, pivot: bool = True) -> tuple[Tensor, Tensor, Tensor]:
-    """TORCH_IMPL_FUNC(linalg_lu_out): factors into the larger of L and U, unpacked in place."""
+    """TORCH_IMPL_FUNC(linalg_lu_out): linalg_lu_factor_ex_out into the larger of L and U."""
     P, L, U = outputs(solver.call)
     LU = L if A.shape[-2] > A.shape[-1] else U
-    factored = solver.factor_into(LU, A, pivot)
+    geometry = meta_result(_aten.linalg_lu_factor_ex.default, A)
+    written = proxy(LU, geometry[0])
+    pivots, infos = empty_as(geometry[1]), empty_as(geometry[2])
+    written.copy_(A)
+    solver.factor(written, pivot)
+    if written is not LU:
+        LU.copy_(written)
+    del geometry, written
     if pivot:
-        _permutation(factored[0], A.shape[-2])
-    del factored
+        _permutation(pivots, A.shape[-2])
+    del pivots, infos
     return P, L, U
 
 
@@ -155,9 +171,7 @@ def determinants(solver: Solver, A: Tensor) -> tuple[Tensor, ...]:
 
 
 @operator("aten::linalg_lu_solve").decomposition("cpu")
-def linalg_lu_solve(
-    solver: Solver, LU: Tensor, pivots: Tensor, B: Tensor, *, left: bool = True
-) -> Tensor:
+def lu_solve(solver: Solver, LU: Tensor, pivots: Tensor, B: Tensor, left: bool = True) -> Tensor:
     """TORCH_IMPL_FUNC(linalg_lu_solve_out)."""
     result: Tensor = outputs(solver.call)
     solver.solve(LU, pivots, B, result, left)
@@ -183,9 +197,7 @@ def linalg_solve_ex(
 
 
 @operator("aten::linalg_inv_ex").decomposition()
-def linalg_inv_ex(
-    solver: Solver, A: Tensor, *, check_errors: bool = False
-) -> tuple[Tensor, Tensor]:
+def linalg_inv_ex(solver: Solver, A: Tensor, check_errors: bool = False) -> tuple[Tensor, Tensor]:
     """TORCH_IMPL_FUNC(linalg_inv_ex_out): the identity solved for."""
     result, infos = outputs(solver.call)
     _, LU, pivots, _ = meta_result(_aten._linalg_solve_ex.default, A, result)
@@ -209,14 +221,12 @@ def factors_and_tau(input: Tensor) -> tuple[Tensor, Tensor]:
 def geqrf(machine: Host, input: Tensor) -> tuple[Tensor, Tensor]:
     """geqrf_out_helper, apply_geqrf."""
     made = factors_and_tau(input)
-    work_array(input, Lapack(machine, input.dtype).geqrf(*input.shape[-2:]))
+    input.new_empty((Lapack(machine, input.dtype).geqrf(*input.shape[-2:]),))
     return made
 
 
 @operator("aten::linalg_qr").decomposition("cpu")
-def linalg_qr(
-    machine: Host, call: GivenCall, A: Tensor, mode: str = "reduced"
-) -> tuple[Tensor, Tensor]:
+def qr(machine: Host, call: GivenCall, A: Tensor, mode: str = "reduced") -> tuple[Tensor, Tensor]:
     """TORCH_IMPL_FUNC(linalg_qr_out): in Q or R where either has the shape of the input."""
     Q, R = outputs(call)
     rows, columns = A.shape[-2:]
@@ -229,11 +239,11 @@ def linalg_qr(
         QR = empty_column_major(A)
     QR.copy_(A)
     lapack = Lapack(machine, A.dtype)
-    work_array(A, lapack.geqrf(rows, columns))
+    A.new_empty((lapack.geqrf(rows, columns),))
     if QR is not R:
         torch.triu(QR.narrow(-2, 0, R.shape[-2]), out=R)
     if with_q and Q.numel():
-        work_array(A, lapack.orgqr(rows, Q.shape[-1], min(rows, columns)))
+        A.new_empty((lapack.orgqr(rows, Q.shape[-1], min(rows, columns)),))
     del tau
     return Q, R
 
@@ -247,7 +257,7 @@ def householder_product(machine: Host, input: Tensor, tau: Tensor) -> Tensor:
     if input.numel():
         rows, columns = input.shape[-2:]
         lapack = Lapack(machine, input.dtype)
-        work_array(input, lapack.orgqr(rows, columns, reflectors.shape[-1]))
+        input.new_empty((lapack.orgqr(rows, columns, reflectors.shape[-1]),))
     return result
 
 
@@ -269,7 +279,7 @@ def ormqr(
     reflectors = input2.contiguous()
     lapack = Lapack(machine, input.dtype)
     rows, columns = result.shape[-2:]
-    work_array(input, lapack.ormqr(left, transpose, rows, columns, reflectors.shape[-1]))
+    input.new_empty((lapack.ormqr(left, transpose, rows, columns, reflectors.shape[-1]),))
     del factors
     return result
 
@@ -285,9 +295,9 @@ def linalg_eigh(
     copied = vectors.copy_(A) if compute_v else column_major_clone(A)
     infos = torch.zeros(A.shape[:-2], dtype=torch.int32)
     elements, integers, reals = Lapack(machine, A.dtype).syevd(A.shape[-1], compute_v)
-    work = [work_array(A, elements), torch.empty((integers,), dtype=torch.int32)]
+    work = [A.new_empty((elements,)), torch.empty((integers,), dtype=torch.int32)]
     if A.is_complex():
-        work.append(work_array(values, reals))
+        work.append(values.new_empty((reals,)))
     del work
     any_error(infos)
     del copied
@@ -314,7 +324,7 @@ def eigenvalues(machine: Host, call: GivenCall, input: Tensor) -> Any:
     written = column_major_copy(input)
     if input.numel():
         elements = Lapack(machine, input.dtype).geev(order, with_vectors)
-        work = [work_array(input, elements)]
+        work = [input.new_empty((elements,))]
         if input.is_complex():
             work.append(input.new_empty((2 * order,), dtype=input.real.dtype))
         del work
@@ -402,7 +412,7 @@ def linalg_lstsq(
     copied = column_major_copy(self)
     if self.numel() and other.numel():
         if isinstance(machine, Gpu):
-            take(least_squares(machine, copied, batch))
+            take(cusolver.least_squares(machine, copied, batch))
         else:
             _least_squares_work(Lapack(machine, self.dtype), copied, sides, driver, batch)
     residuals = self.new_empty((0,), dtype=real)
@@ -435,7 +445,7 @@ def _least_squares_work(
         elements, reals = lapack.gelss(rows, columns, sides), 5 * min(rows, columns)
     else:
         elements = lapack.gels(rows, columns, sides)
-    kept = [torch.empty((integers,), dtype=torch.int32), work_array(matrices, elements)]
+    kept = [torch.empty((integers,), dtype=torch.int32), matrices.new_empty((elements,))]
     if matrices.is_complex():
         kept.append(matrices.new_empty((reals,), dtype=matrices.real.dtype))
     pairs = torch.arange(batch_count(matrices)), torch.arange(batch.numel())
@@ -455,7 +465,7 @@ def linalg_ldl_factor(
     if self.numel() == 0:
         return LD, pivots, info
     torch.tril(self, out=LD)
-    work_array(self, Lapack(machine, self.dtype).sytrf(self.shape[-1], hermitian))
+    self.new_empty((Lapack(machine, self.dtype).sytrf(self.shape[-1], hermitian),))
     if check_errors:
         any_error(info)
     return LD, pivots, info

@@ -31,27 +31,25 @@ _MOST_IMAGES = 32
 def describe() -> None:
     """Make records of the operators that allocate, in every version of the package."""
     nms = operator("torchvision::nms", source="torchvision/csrc/ops", data_dependent=True)
-    nms.at_most()(_all_boxes)
+    # A position for each box, of which none overlaps another.
+    nms.at_most()(lambda dets: dets.new_empty((dets.shape[0],), dtype=torch.int64))
     nms.workspace("cpu")(_boxes_on_cpu)
     nms.storages("cpu")(_kept_on_cpu)
     nms.workspace("cuda")(_boxes_on_cuda)
     _operators("roi_align", "roi_pool", "ps_roi_align", "ps_roi_pool").workspace()(_regions)
-    _operators("_roi_align_backward", "_roi_pool_backward").workspace()(_gradient_by_strides)
-    _operators("_ps_roi_align_backward", "_ps_roi_pool_backward").workspace()(_dense_gradient)
+    # Dense copies of the regions, and of a gradient that is not read by its strides.
+    _operators("_roi_align_backward", "_roi_pool_backward").workspace()(
+        lambda grad, rois: contiguous_copy(rois) if grad.numel() else 0
+    )
+    _operators("_ps_roi_align_backward", "_ps_roi_pool_backward").workspace()(
+        lambda grad, rois: contiguous_copy(grad) + contiguous_copy(rois) if grad.numel() else 0
+    )
     _operators("deform_conv2d").decomposition()(_deform)
     _operators("_deform_conv2d_backward").decomposition()(_deform_backward)
 
 
 def _operators(*names: str) -> Operators:
     return operator(*(f"torchvision::{name}" for name in names), source="torchvision/csrc/ops")
-
-
-# -- boxes -----------------------------------------------------------------------------------------
-
-
-def _all_boxes(dets: Tensor) -> Tensor:
-    """A position for each box, of which none overlaps another."""
-    return dets.new_empty((dets.shape[0],), dtype=torch.int64)
 
 
 def _boxes_on_cpu(dets: Tensor, scores: Tensor) -> tuple[int, ...]:
@@ -86,27 +84,11 @@ def _boxes_on_cuda(machine: Gpu, outputs: Tensor, dets: Tensor) -> Workspace | i
     return bounded(boxes * LONG, dense_bytes(dets), overlaps, boxes, *selection)
 
 
-# -- regions ---------------------------------------------------------------------------------------
-
-
 def _regions(input: Tensor, rois: Tensor, pooled_height: int, pooled_width: int) -> int:
     """Dense copies; roi_align_kernel, roi_pool_kernel, ps_roi_align_kernel, ps_roi_pool_kernel."""
     if not (rois.shape[0] and input.shape[1] and pooled_height and pooled_width):
         return 0
     return contiguous_copy(input) + contiguous_copy(rois)
-
-
-def _gradient_by_strides(grad: Tensor, rois: Tensor) -> int:
-    """A dense copy of the regions; roi_align_kernel, roi_pool_kernel."""
-    return contiguous_copy(rois) if grad.numel() else 0
-
-
-def _dense_gradient(grad: Tensor, rois: Tensor) -> int:
-    """Dense copies; ps_roi_align_kernel, ps_roi_pool_kernel."""
-    return contiguous_copy(grad) + contiguous_copy(rois) if grad.numel() else 0
-
-
-# -- deformable convolutions -----------------------------------------------------------------------
 
 
 def _at_once(images: int) -> int:
@@ -115,9 +97,7 @@ def _at_once(images: int) -> int:
     return next((number for number in range(most, 1, -1) if images % number == 0), 1)
 
 
-def _columns_of_groups(
-    columns: Tensor, images: int, groups: int
-) -> Iterator[tuple[int, int, Tensor]]:
+def _group_columns(columns: Tensor, images: int, groups: int) -> Iterator[tuple[int, int, Tensor]]:
     """Yield the columns of each group, for each part of the images."""
     by_group = columns.view(groups, -1, columns.shape[-1])
     for part, group in product(range(images // _at_once(images)), range(groups)):
@@ -139,7 +119,7 @@ def _deform(
     parts = images // together
     buffer = input.new_zeros((parts, groups, filters // groups, together * height * width))
     columns = input.new_zeros(_rows_and_places(dense[0], weight, offset))
-    for part, group, of_group in _columns_of_groups(columns, images, groups):
+    for part, group, of_group in _group_columns(columns, images, groups):
         flat = dense[2].view(groups, filters // groups, -1)[group]
         buffer[part, group].addmm_(flat, of_group)
     in_order = buffer.view(parts, filters, together, height, width).transpose(1, 2)
@@ -189,11 +169,11 @@ def _deform_backward(
 
 def _columns_gradient(shape: tuple[int, int], images: int, weight: Tensor, by_part: Tensor) -> None:
     columns = by_part.new_empty(shape)
-    for part, group, of_group in _columns_of_groups(columns, images, len(weight)):
+    for part, group, of_group in _group_columns(columns, images, len(weight)):
         of_group.addmm_(weight[group].transpose(0, 1), by_part[part][group].flatten(1))
 
 
 def _gradient_of_weight(by_part: Tensor, columns: Tensor, of_weight: Tensor) -> None:
     images = by_part.shape[0] * by_part.shape[3]
-    for part, group, of_group in _columns_of_groups(columns, images, len(of_weight)):
+    for part, group, of_group in _group_columns(columns, images, len(of_weight)):
         of_weight[group].addmm_(by_part[part][group].flatten(1), of_group.transpose(1, 0))
