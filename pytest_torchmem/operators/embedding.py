@@ -20,7 +20,6 @@ from pytest_torchmem.operators.workspace import (
     CONTIGUOUS,
     HALVES,
     LONG,
-    Workspace,
     accumulation_type,
     bounded,
     ceil_div,
@@ -272,10 +271,10 @@ _backward = operator("aten::embedding_dense_backward")
 _backward.workspace("cpu")(copied(grad_output=CONTIGUOUS, indices=CONTIGUOUS))
 
 
-@operator("aten::embedding_renorm_").workspace("cpu")
-def factor(input: Tensor) -> Workspace:
-    """The norm of a row, or the factor of one that exceeds it; ``embedding_renorm_cpu_``."""
-    return bounded(LONG + input.element_size())
+# The norm of a row, or the factor of one that exceeds it; ``embedding_renorm_cpu_``.
+operator("aten::embedding_renorm_").workspace("cpu")(
+    lambda input: bounded(LONG + input.element_size())
+)
 
 
 @operator("aten::embedding_renorm_").workspace("cuda")

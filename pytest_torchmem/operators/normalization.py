@@ -44,6 +44,9 @@ from pytest_torchmem.torch_private.tensors import nested_sizes, saved_by
 operator("aten::native_layer_norm").workspace("cuda")(
     copied(first=True, input=CONTIGUOUS, weight=CONTIGUOUS, bias=CONTIGUOUS)
 )
+operator("aten::native_layer_norm").workspace("cpu")(
+    lambda input, weight, bias: sum(map(contiguous_copy, (input, weight, bias)))
+)
 rms_norm = operator("aten::_fused_rms_norm", kernel_on=frozenset({"cuda"}))
 rms_norm.workspace("cuda")(copied(first=True, input=CONTIGUOUS, weight=CONTIGUOUS))
 
@@ -114,12 +117,6 @@ def _outputs(norm: LayerNorm, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tenso
     rows = (*input.shape[:kept], *([1] * len(shape)))
     mean, rstd = (input.new_empty(rows, dtype=dtype) for _ in range(2))
     return like(input), mean, rstd
-
-
-@operator("aten::native_layer_norm").workspace("cpu")
-def copies_on_cpu(input: Tensor, weight: Tensor | None, bias: Tensor | None) -> int:
-    """Contiguous copies of what is not; layer_norm_cpu."""
-    return contiguous_copy(input) + contiguous_copy(weight) + contiguous_copy(bias)
 
 
 @operator("aten::native_layer_norm_backward").meta()
@@ -400,9 +397,7 @@ def forward_on_cuda(outputs: Sequence[Tensor], norm: GroupNorm) -> tuple[int, ..
 
 
 @operator("aten::native_group_norm_backward").workspace("cpu")
-def group_norm_backward_on_cpu(
-    grad_out: Tensor, mean: Tensor, rstd: Tensor, norm: GroupNorm
-) -> int:
+def groups_backward_on_cpu(grad_out: Tensor, mean: Tensor, rstd: Tensor, norm: GroupNorm) -> int:
     """Contiguous copies of what is not (before torch 2.14 the derivative's formula makes them), and
     ``ds`` and ``db`` of every channel; native/group_norm.cpp, native_group_norm_backward, and
     native/cpu/group_norm_kernel.cpp, GroupNormBackwardKernelImplInternal.
@@ -417,7 +412,7 @@ def group_norm_backward_on_cpu(
 
 
 @operator("aten::native_group_norm_backward").workspace("cuda")
-def group_norm_backward_on_cuda(
+def groups_backward_on_cuda(
     grad_out: Tensor, norm: GroupNorm, output_mask: Sequence[bool]
 ) -> tuple[int, ...]:
     """Sums of every channel of every image, and coefficients of the input's gradient; exact,

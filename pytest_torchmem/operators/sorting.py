@@ -236,12 +236,6 @@ def bucket(input: Tensor | float, boundaries: Tensor) -> int:
 operator("aten::_logcumsumexp").meta()(made_like(self=CONTIGUOUS))  # native/ReduceOps.cpp
 
 
-@operator(*aten("cumsum cumsum_ cumprod cumprod_")).workspace("cpu")
-def in_type_of_result(outputs: Tensor, input: Tensor) -> int:
-    """The input in the type of the result; native/ReduceOps.cpp, impl_func_cum_ops."""
-    return converted(input, outputs.dtype)
-
-
 @operator("aten::cumsum", "aten::cumsum_").workspace("cuda")
 def added_up(machine: Gpu, outputs: Tensor, input: Tensor, dim: int) -> tuple[int, ...]:
     """As any, or deterministic: a sum of every block; cub.cuh, inclusive_deterministic_scan."""
@@ -267,6 +261,10 @@ def cumulative(outputs: Tensor, input: Tensor, dim: int) -> tuple[int, ...]:
     return (copy, cub.scan(number, dtype.itemsize, not (dtype in HALVES or dtype.is_complex)))
 
 
+# The input in the type of the result; native/ReduceOps.cpp, impl_func_cum_ops.
+operator(*aten("cumsum cumsum_ cumprod cumprod_")).workspace("cpu")(
+    lambda outputs, input: converted(input, outputs.dtype)
+)
 _extremes = operator("aten::_cummax_helper", "aten::_cummin_helper")
 _extremes.meta()(in_arguments)  # native/ReduceOps.cpp, cummax_out
 # ScanKernels.cpp, ``cummax_helper_cuda``
