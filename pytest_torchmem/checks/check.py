@@ -400,7 +400,7 @@ class DeviceCheck:
             place: [one[: -1 if test and one and f"{test}:" in one[-1] else None] for one in leads]
             for place, (_, leads) in watch.callers.items()
         }
-        return Watched(reasons, holders, savers, callers, kept)
+        return Watched(reasons, holders, savers, callers, watch.makers, kept)
 
     def holder(self, profile: MemoryProfile, found: StepGrowth, *, on_host: bool) -> str:
         """Trace again and return what refers to a step's largest tensor, "" if unknown."""

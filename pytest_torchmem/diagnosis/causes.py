@@ -108,6 +108,8 @@ class Watched:
     """The ``autograd.Function`` that saves a tensor of a group for its backward, and its line."""
     callers: Mapping[tuple[str, str], Collection[tuple[str, ...]]] = field(default_factory=dict)
     """By a module and a line: the program's lines that lead to it in its calls, nearest first."""
+    makers: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    """By a module and a line in it: the program's line that makes the module."""
     ran: bool = False
     """Whether there was a second trace, in which holders were looked for."""
 

@@ -64,7 +64,8 @@ class Diagnosis:
     written: Origin | None = None
     """The operator of the forward whose backward made what stands for the growth."""
     leads: Mapping[tuple[str, str], str] = field(default_factory=dict)
-    """By modules and lines that the snapshot knows: in words what leads to them now."""
+    """By modules and lines that the snapshot knows: in words what leads to them now, or where the
+    module is made."""
     told: tuple[Told, ...] = ()
     """What runs said of this very growth, the largest part first: they knew more than snapshots."""
     was_peak: str = ""
@@ -147,14 +148,15 @@ def diagnose(
     last = _made_last(profile, moment) if profile is not None else None
     evidence = Evidence(before, now, found, whole, ran, watched or Watched(), names, last)
     inputs = [change for change in evidence.facts if change.topic == Topic.INPUTS]
+    causes = find_causes(evidence)
     said = Diagnosis(
         found,
-        find_causes(evidence),
+        causes,
         tuple((c.name, shown_geometries(c.before), shown_geometries(c.now)) for c in inputs),
         dict(profile.callers) if profile is not None else {},
         profile.library_lines if profile is not None else {},
         _functions_of(profile) if profile is not None else {},
-        leads=_leads(evidence),
+        leads=_leads(evidence, causes[0].rule if causes else ""),
         told=_told_since(before, now),
         was_peak=was,
     )
@@ -164,12 +166,20 @@ def diagnose(
     return replace(said, written=ran.written(row.what.module, row.what.source, row.what.line))
 
 
-def _leads(evidence: Evidence) -> dict[tuple[str, str], str]:
-    """Return in words what leads to lines that were there before: another call may be the news."""
-    then = evidence.moved_lines()
+_OF_CONSTRUCTORS = ("layer", "size", "new module", "more layers")
+"""Causes in how a module is made, rather than in how it is called."""
+
+
+def _leads(evidence: Evidence, rule: str) -> dict[tuple[str, str], str]:
+    """Return in words what leads to lines that were there before: another call may be the news; of
+    a module that is made otherwise, where it is made.
+    """
+    then, seen = evidence.moved_lines(), evidence.watched
     known = {then.get(what.line, what.line) for what in evidence.known()}
-    found = {one: leads for one, leads in evidence.watched.callers.items() if one[1] in known}
-    return {place: words for place, leads in found.items() if (words := _in_words(leads))}
+    leads = {one: _in_words(lines) for one, lines in seen.callers.items() if one[1] in known}
+    found = {place: f"called in {words}" for place, words in leads.items() if words}
+    made = {place: f"made in {line}" for place, line in seen.makers.items() if line}
+    return found | made if rule in _OF_CONSTRUCTORS else found
 
 
 def _in_words(leads: Collection[tuple[str, ...]]) -> str:

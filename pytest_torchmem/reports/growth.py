@@ -115,10 +115,10 @@ def place(diagnosis: Diagnosis) -> str:
     if diagnosis.told:
         return diagnosis.told[0].where
     source, module, line = _allocated_by(diagnosis)
-    leads = diagnosis.leads.get(diagnosis.place, "")
-    caller = leads if leads.partition(" ")[0] not in why(diagnosis) else ""
-    caller = caller or _caller(diagnosis, module, line)
-    return joined(_inside(source, module), line, f"called in {caller}" if caller else "")
+    caller, leads = _caller(diagnosis, module, line), diagnosis.leads.get(diagnosis.place, "")
+    if not leads or leads.split(" ")[2] in why(diagnosis):
+        leads = f"called in {caller}" if caller else ""
+    return joined(_inside(source, module), line, leads)
 
 
 _MOST_CAUSES = 3

@@ -7,11 +7,9 @@ that Python keeps (``gc.get_referrers``) and the variables of running functions,
 
 from __future__ import annotations
 
-import ast
 import dis
 import gc
 import linecache
-import os
 import re
 import sys
 from collections import deque
@@ -39,9 +37,9 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
-from pytest_torchmem.interception.attribution import is_own, place_among
-from pytest_torchmem.interception.facts import is_installed
+from pytest_torchmem.interception.attribution import is_own
 from pytest_torchmem.torch_private.tensors import CHILDREN, node_number, storage_address
+from pytest_torchmem.tracing.sources import file_of, filled_at, is_of_program, placed
 
 _DEEPEST = 4
 _MOST_NODES = 100_000
@@ -146,12 +144,12 @@ class HeldNames:
         self._making = ""
         """The function whose comprehension runs: what that makes nothing else refers to yet."""
         for frame in _frames_of_program():
-            code, running = frame.f_code, _placed(frame.f_code.co_filename, frame.f_lineno)
+            code, running = frame.f_code, placed(frame.f_code.co_filename, frame.f_lineno)
             function = _function_of(code)
             if not self._making and _is_in_comprehension(frame):
                 self._making = f"that {function}{running} makes"
             for name, value in tuple(frame.f_locals.items()):
-                filled = isinstance(value, _CONTAINERS) and _filled_at(
+                filled = isinstance(value, _CONTAINERS) and filled_at(
                     code.co_filename, code.co_firstlineno, name
                 )
                 self._note(f"{name} of {function}{filled or running}", value)
@@ -252,9 +250,10 @@ class HeldNames:
             return "what a selective checkpoint saves"
         name, outermost = self._called(owner)
         kind = type(owner)
-        file = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
-        filled = _filled_at(file, kind.__qualname__.rpartition(".")[2], key)
-        return _attribute(name, key) + filled + self._around(outermost)
+        filled = filled_at(file_of(kind), kind.__qualname__.rpartition(".")[2], key)
+        own = _attribute(name, key)
+        own = re.sub(r" \([^()]*\)$", "", own) + filled if filled else own
+        return own + self._around(outermost)
 
     def _of_traceback(self, traceback: TracebackType) -> str:
         """Return the name of the error that a traceback belongs to, "" where nothing holds one."""
@@ -348,7 +347,7 @@ def _is_of_library(value: object) -> bool:
     if f"{owner}.".startswith(_NOT_OF_PROGRAMS):
         return False
     file = getattr(sys.modules.get(owner), "__file__", "<built in>")
-    return owner not in ("builtins", "__main__") and not _is_of_program(file)
+    return owner not in ("builtins", "__main__") and not is_of_program(file)
 
 
 def _attribute(name: str, path: str) -> str:
@@ -367,58 +366,6 @@ def _inside(container: object, name: str, value: object) -> str:
         if isinstance(container, dict) and is_in and not rest.partition(" ")[0]:
             return f"{own}.{_key_of(container, value)}{rest}"
     return f"the {type(container).__name__.strip('_')} {name}"
-
-
-def _placed(file: str, line: int) -> str:
-    """Return a line of the program as it follows a name, "" for any other."""
-    at = place_among([(file, line)])
-    return f" ({at})" if at else ""
-
-
-_PUTS = ("add", "append", "appendleft", "extend", "insert", "put", "setdefault", "update")
-"""Methods by which something comes into a container."""
-
-
-_NOTHING = (ast.Constant, ast.List, ast.Dict, ast.Set, ast.Tuple)
-
-
-@lru_cache(maxsize=64)
-def _definitions(file: str) -> dict[int | str, ast.AST]:
-    """Return the functions of a file by their first lines, and its classes by their names."""
-    try:
-        nodes = [*ast.walk(ast.parse("".join(linecache.getlines(file))))]
-    except (SyntaxError, ValueError):
-        return {}
-    functions = (one for one in nodes if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef))
-    starts = {min([one.lineno, *(d.lineno for d in one.decorator_list)]): one for one in functions}
-    return starts | {one.name: one for one in nodes if isinstance(one, ast.ClassDef)}
-
-
-def _filled_at(file: str, definition: int | str, name: str) -> str:
-    """Return the only line at which a function or a class of the program puts something into what
-    is called ``name``, as it follows a name; "" where there is none or there are several.
-    """
-    within = _definitions(file).get(definition) if file and _is_of_program(file) else None
-    nodes: Iterable[Any] = ast.walk(within) if within is not None else ()
-    lines = {node.lineno for node in nodes if _fills(node, name)}
-    for one in getattr(within, "body", ()) if len(lines) > 1 else ():
-        if getattr(one, "name", "") == "__init__":  # which gives it a first value
-            lines -= {*range(one.lineno, one.end_lineno + 1)}
-    return _placed(file, lines.pop()) if len(lines) == 1 else ""
-
-
-def _fills(node: Any, name: str) -> bool:
-    """Tell whether a statement or a call puts something into what is called ``name``."""
-    filled: list[Any] = []
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-        filled = [node.func.value] if node.func.attr in _PUTS else []
-    elif isinstance(node, ast.AugAssign):
-        filled = [node.target, getattr(node.target, "value", None)]
-    elif isinstance(node, ast.Assign):
-        filled = [one.value for one in node.targets if isinstance(one, ast.Subscript)]
-        if not isinstance(node.value, _NOTHING):  # as where it is made, or emptied
-            filled += [one for one in node.targets if isinstance(one, ast.Attribute)]
-    return any(name in (getattr(one, "id", ""), getattr(one, "attr", "")) for one in filled)
 
 
 def _frames_of_program() -> Iterator[FrameType]:
@@ -552,10 +499,6 @@ def _function_of(code: CodeType) -> str:
     return next((name for name in reversed(names) if name[:1] != "<"), names[-1])
 
 
-_STANDARD_LIBRARY = os.path.dirname(os.__file__)
-"""``sysconfig`` reads how Python was built to say so."""
-
-
 def collect(wanted: Iterable[int]) -> dict[int, str]:
     """Collect garbage; return what of the program in it holds the addresses ``wanted``."""
     flags, known = gc.get_debug(), len(gc.garbage)
@@ -594,15 +537,11 @@ def _name_of(one: object) -> str:
         return f"the traceback of {kind.__qualname__}"
     if issubclass(kind, FunctionType):
         code = cast(FunctionType, one).__code__
-        is_program = not is_own(code) and _is_of_program(code.co_filename)
+        is_program = not is_own(code) and is_of_program(code.co_filename)
         return cast(FunctionType, one).__qualname__ if is_program else ""
     module = sys.modules.get(kind.__module__)
     file = getattr(module, "__file__", None)
-    return kind.__qualname__ if isinstance(file, str) and _is_of_program(file) else ""
-
-
-def _is_of_program(file: str) -> bool:
-    return not (is_installed(file) or file.startswith((_STANDARD_LIBRARY, "<")))
+    return kind.__qualname__ if isinstance(file, str) and is_of_program(file) else ""
 
 
 def _reached(one: object, inside: Container[int]) -> set[int]:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from types import FrameType
 from typing import Any
 
 import torch
 import torch.nn.functional as functional
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 
 from pytest_torchmem.interception.attribution import Attribution, callers_of
@@ -30,6 +31,7 @@ from pytest_torchmem.torch_private.modes import FunctionMode
 from pytest_torchmem.torch_private.patches import replaced
 from pytest_torchmem.torch_private.tensors import OF_COMPILED_GRAPHS
 from pytest_torchmem.tracing.holders import HeldNames, address_of, collect, holding_graphs
+from pytest_torchmem.tracing.sources import is_of_program, made_at
 from pytest_torchmem.tracing.trace import WATCH
 
 _MOST_TENSORS = 20
@@ -49,6 +51,8 @@ class Watch:
         self.callers = dict.fromkeys(places, (0, ()))
         """By a module's pattern and a line: the bytes of the largest allocation under both, and
         what leads to that line then."""
+        self.makers: dict[tuple[str, str], str] = {}
+        """By the same: the line of the program that makes the module."""
         self.attention: dict[str, str] = {}
         """By the line that calls attention: why no fused kernel took it."""
         self.holders: dict[int, str] = {}
@@ -112,6 +116,7 @@ class Watch:
             if leads is not None and (entry.nbytes > nbytes or leads not in known):
                 same = known if entry.nbytes == nbytes else ()
                 self.callers[pattern, line] = entry.nbytes, (*same, leads)
+                self.makers[pattern, line] = _maker_of(entry.origin.module, sys._getframe(2))
 
     def at_end(self, ledger: Ledger) -> None:
         """Look at what is alive at the end, where that is the moment that is asked about."""
@@ -176,6 +181,21 @@ class Watch:
                 names,
             )
         names.clear()
+
+
+def _maker_of(path: str, innermost: FrameType) -> str:
+    """Return the line that makes the module at a path, in the class of the module that calls it."""
+    parts = path.split(".")
+    frame: FrameType | None = innermost
+    while frame is not None:
+        caller = frame.f_locals.get("self") if is_of_program(frame.f_code.co_filename) else None
+        if isinstance(caller, nn.Module):
+            for start in range(1, len(parts)):
+                with suppress(AttributeError):
+                    caller.get_submodule(".".join(parts[start:]))
+                    return made_at(caller, parts[start:])
+        frame = frame.f_back
+    return ""
 
 
 def _by_a_view(tensor: Tensor, nbytes: int) -> str:

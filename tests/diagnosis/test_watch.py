@@ -24,6 +24,7 @@ from pytest_torchmem import trace
 from pytest_torchmem.diagnosis.diagnose import StepGrowth, step_growth
 from pytest_torchmem.profile.timeline import Lifetimes, Role
 from pytest_torchmem.tracing.holders import HeldNames
+from pytest_torchmem.tracing.sources import made_at
 from pytest_torchmem.tracing.watch import watching
 from tests.diagnosis.planted import BATCH, LENGTH, WIDTH, Block, Decoder, ids
 from tests.modules import Parts
@@ -249,6 +250,28 @@ def test_what_programs_keep_tensors_in(keep: Callable[[Keeper], Tensor], name: s
     keeper = Keeper()
     kept = [keep(keeper)]
     assert HeldNames(ignore=kept).of(kept[0]).startswith(name)
+
+
+class _Layers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(4, 4)  # head
+        self.body = nn.Sequential(
+            nn.ReLU(),
+            nn.Linear(4, 4),  # second of the body
+        )
+        self.blocks = nn.ModuleList([nn.ReLU(), nn.Tanh()])  # blocks
+        several = [nn.ReLU() for _ in range(2)]
+        self.more = nn.Sequential(*several)  # more
+
+
+def test_the_line_that_makes_a_layer_is_found() -> None:
+    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
+    paths = {"head": "head", "body.1": "second of the body", "blocks.0": "blocks", "more.1": "more"}
+    for path, end in paths.items():
+        line = next(n for n, one in enumerate(lines, 1) if one.endswith(f"  # {end}"))
+        assert made_at(_Layers(), path.split(".")).endswith(f"test_watch.py:{line}")
+    assert made_at(nn.TransformerEncoderLayer(4, 1), ["linear1"]) == ""
 
 
 class _Filled:

@@ -1,0 +1,109 @@
+"""Lines of a program's source at which something comes into a list, an attribute or a module.
+
+What runs when a peak comes is seldom what was changed: a list is filled at another line, and a
+layer is made in the constructor of the module that calls it. Both are read from the source, where
+one line alone does it.
+"""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import os
+import sys
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+from torch import nn
+
+from pytest_torchmem.interception.attribution import place_among
+from pytest_torchmem.interception.facts import is_installed
+
+_STANDARD_LIBRARY = os.path.dirname(os.__file__)
+"""``sysconfig`` reads how Python was built to say so."""
+_PUTS = ("add", "append", "appendleft", "extend", "insert", "put", "setdefault", "update")
+"""Methods by which something comes into a container."""
+_NOTHING = (ast.Constant, ast.List, ast.Dict, ast.Set, ast.Tuple)
+
+
+def is_of_program(file: str) -> bool:
+    """Tell whether a file is neither of an installed library nor of Python's own."""
+    return not (is_installed(file) or file.startswith((_STANDARD_LIBRARY, "<")))
+
+
+def file_of(kind: type) -> str:
+    """Return the file of a class, "" where there is none."""
+    return getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
+
+
+def placed(file: str, line: int) -> str:
+    """Return a line of the program as it follows a name, "" for any other."""
+    at = place_among([(file, line)])
+    return f" ({at})" if at else ""
+
+
+def filled_at(file: str, definition: int | str, name: str) -> str:
+    """Return the only line at which a function, by its first line, or a class puts something into
+    what is called ``name``, as it follows a name; "" where there is none or there are several.
+    """
+    lines = {node.lineno for node in _filling(file, definition, name)}
+    return placed(file, lines.pop()) if len(lines) == 1 else ""
+
+
+def made_at(module: nn.Module, path: Sequence[str]) -> str:
+    """Return the line at which a module's class makes what is at a path in it, "" if unknown."""
+    for kind in type(module).__mro__:
+        file = file_of(kind)
+        made = [one for one in _filling(file, kind.__name__, path[0]) if type(one) is ast.Assign]
+        if len(made) == 1:
+            value: Any = made[0].value
+            for part in path[1:]:  # of a ``Sequential`` or a list of layers
+                items = getattr(value, "args", ())
+                items = items[0].elts if items and isinstance(items[0], ast.List) else items
+                before = items[: int(part) + 1] if part.isdecimal() else ()
+                is_there = part.isdecimal() and len(before) == int(part) + 1
+                if not is_there or any(isinstance(one, ast.Starred) for one in before):
+                    break
+                value = before[-1]
+            return place_among([(file, value.lineno)])
+    return ""
+
+
+def _filling(file: str, definition: int | str, name: str) -> list[Any]:
+    """Return what in a function or a class of the program puts something into what is called
+    ``name``; of several what its constructor does not, which gives it a first value.
+    """
+    within: Any = _definitions(file).get(definition) if file and is_of_program(file) else None
+    if within is None:
+        return []
+    nodes: list[Any] = [node for node in ast.walk(within) if _fills(node, name)]
+    makers = (one for one in within.body if getattr(one, "name", "") == "__init__")
+    first = {line for one in makers for line in range(one.lineno, one.end_lineno + 1)}
+    return [node for node in nodes if node.lineno not in first] or nodes
+
+
+@lru_cache(maxsize=64)
+def _definitions(file: str) -> dict[int | str, Any]:
+    """Return the functions of a file by their first lines, and its classes by their names."""
+    try:
+        nodes: list[Any] = [*ast.walk(ast.parse("".join(linecache.getlines(file))))]
+    except (SyntaxError, ValueError):
+        return {}
+    functions = (one for one in nodes if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef))
+    starts = {min([one.lineno, *(d.lineno for d in one.decorator_list)]): one for one in functions}
+    return starts | {one.name: one for one in nodes if isinstance(one, ast.ClassDef)}
+
+
+def _fills(node: Any, name: str) -> bool:
+    """Tell whether a statement or a call puts something into what is called ``name``."""
+    filled: list[Any] = []
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        filled = [node.func.value] if node.func.attr in _PUTS else []
+    elif isinstance(node, ast.AugAssign):
+        filled = [node.target, getattr(node.target, "value", None)]
+    elif isinstance(node, ast.Assign):
+        filled = [one.value for one in node.targets if isinstance(one, ast.Subscript)]
+        if not isinstance(node.value, _NOTHING):  # as where it is emptied
+            filled += [one for one in node.targets if isinstance(one, ast.Attribute)]
+    return any(name in (getattr(one, "id", ""), getattr(one, "attr", "")) for one in filled)
