@@ -27,7 +27,7 @@ from pytest_torchmem.reports.difference import (
     verdict,
 )
 from pytest_torchmem.reports.files import plain_cause, plain_changes
-from pytest_torchmem.reports.layout import coloured, columns, tabulated, wrapped
+from pytest_torchmem.reports.layout import coloured, columns, joined, tabulated, wrapped
 from pytest_torchmem.reports.sources import Source, load_sources
 from pytest_torchmem.snapshots.calibration import (
     StoredCalibration,
@@ -244,16 +244,11 @@ def _plain(found: Iterable[Difference], base: Source, head: Source) -> dict[str,
                 "changes": plain_changes(difference.changes),
                 "figures": dict(difference.figures or {}),
                 "note": difference.note,
-                "causes": [
-                    plain_cause(one)
-                    for one in (difference.diagnosis.causes if difference.diagnosis else ())
-                ],
-                "grew": [
-                    one._asdict()
-                    for one in (growth.told(difference.diagnosis) if difference.diagnosis else ())
-                ],
+                "causes": [*map(plain_cause, diagnosis.causes if diagnosis is not None else ())],
+                "grew": [one._asdict() for one in growth.told(diagnosis)],
             }
             for difference in found
+            for diagnosis in [difference.diagnosis]
         ],
     }
 
@@ -354,15 +349,14 @@ def _lines(entry: Entry) -> Iterable[str]:
 
 def _alive(entry: Entry) -> Iterable[str]:
     """Yield a line for each group at each moment, without what changes when a line moves."""
-    alive = entry.alive
-    for moment in alive.moments if alive is not None else ():
-        for group in alive.groups if alive is not None else ():
+    if entry.alive is None:
+        return
+    for moment in entry.alive.moments:
+        for group in entry.alive.groups:
             if moment in group.counts:
-                what = group.what
-                parts = (what.role, what.source, what.module)
-                name = ", ".join(filter(None, parts))
+                what, total = group.what, format_size(group.nbytes(moment))
+                name = joined(what.role, what.source, what.module)
                 tensor = what.tensor or format_size(what.nbytes)
-                total = format_size(group.nbytes(moment))
                 yield f"at the {label(moment)}, {group.counts[moment]} × {tensor}, {name}: {total}"
 
 

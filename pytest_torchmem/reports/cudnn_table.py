@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -51,11 +51,16 @@ def columns(step: Callable[[], Any], gpus: Sequence[str], places: Sequence[str])
 
 
 def _traced(target: tuple[Any, ...], gpus: Sequence[str], places: Sequence[str]) -> list[Column]:
+    from pytest_torchmem.journal.journal import variables
     from pytest_torchmem.tracing.trace import trace
 
     found = []
     for place in places:
-        with _cudnn_of(place) as version:
+        with variables({VARIABLE: place}, all_of_them=False):
+            installed = find_installed()
+            if isinstance(installed, str):
+                raise UsageError(installed)
+            version = version_text(installed.version)
             for gpu in gpus:
                 profile = trace(*target, device="cuda", gpu=gpu, memory="unlimited")
                 answers = {answer.question: answer for answer in profile.library_answers}
@@ -77,23 +82,11 @@ def _model_of(step: Callable[[], Any], device: str) -> tuple[Any, ...] | None:
     return made if made and isinstance(made[0], nn.Module) else None
 
 
-@contextmanager
-def _cudnn_of(place: str) -> Iterator[str]:
-    from pytest_torchmem.journal.journal import variables
-
-    with variables({VARIABLE: place}, all_of_them=False):
-        installed = find_installed()
-        if isinstance(installed, str):
-            raise UsageError(installed)
-        yield version_text(installed.version)
-
-
 def render(found: Sequence[Column], width: int = 80) -> str:
     """Return the table: a row for each question, the largest workspace first.
 
     Where it has no room in so many columns, each row is a few lines, one for each GPU.
     """
-    keys = list(dict.fromkeys(key for column in found for key in column.answers))
 
     def largest(key: WorkspaceKey) -> int:
         return max(one.answers[key].nbytes or 0 for one in found if key in one.answers)
@@ -102,10 +95,10 @@ def render(found: Sequence[Column], width: int = 80) -> str:
     heads = [
         f"{column.gpu}, {column.version}" if len(versions) > 1 else column.gpu for column in found
     ]
-    keys.sort(key=largest, reverse=True)
+    keys = dict.fromkeys(key for column in found for key in column.answers)
     if not keys:
         return "cuDNN was asked nothing: the step has no convolution or attention for it\n"
-    rows = [_row(key, found) for key in keys]
+    rows = [_row(key, found) for key in sorted(keys, key=largest, reverse=True)]
     text = table(rows, ("layer", "", "x, w, y or query", *heads))
     if max(map(len, text.splitlines())) > width:
         text = "\n".join(_lines(row, heads, width) for row in rows)
@@ -191,7 +184,4 @@ def made_of(answer: LibraryAnswer) -> str:
 
 def _size(operand: str) -> int:
     dtype, _, rest = operand.partition("[")
-    nbytes = _ITEM_SIZES[dtype]
-    for number in rest.partition("]")[0].split(","):
-        nbytes *= int(number)
-    return nbytes
+    return _ITEM_SIZES[dtype] * math.prod(map(int, rest.partition("]")[0].split(",")))

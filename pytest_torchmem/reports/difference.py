@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from html import escape
 from itertools import accumulate
 from typing import TYPE_CHECKING
@@ -63,15 +64,13 @@ class Difference:
     @property
     def main(self) -> Change | None:
         """The change that stands for all: one that broke its tolerance, or the largest."""
-        broken = {
-            DifferenceKind.GREW: (Verdict.GREW, Verdict.NOT_RUN),
-            DifferenceKind.SHRANK: (Verdict.SHRANK,),
-        }
-        verdicts = broken.get(self.group)
-        changes = [c for c in self.changes if verdicts is None or c.verdict in verdicts]
         if self.group is DifferenceKind.GREW:
-            return leading_change(changes, self.diagnosis)
-        return main_change(changes)
+            verdicts = (Verdict.GREW, Verdict.NOT_RUN)
+            return leading_change(
+                [c for c in self.changes if c.verdict in verdicts], self.diagnosis
+            )
+        shrank = [c for c in self.changes if c.verdict is Verdict.SHRANK]
+        return main_change(shrank if self.group is DifferenceKind.SHRANK else self.changes)
 
     @property
     def step(self) -> int:
@@ -97,22 +96,23 @@ def differences(base: Entries, head: Entries, option: Level) -> list[Difference]
     for file, key in sorted({**base, **head}):
         before, now = base.get((file, key)), head.get((file, key))
         where = f"{file}::{key.test}" if file else key.test
-        if before is None or now is None:
-            entry = now or before
-            assert entry is not None
-            group = DifferenceKind.NEW if before is None else DifferenceKind.GONE
-            found.append(_one(where, key, group, figures=entry.figures))
+        device = f"{key.where}, torch {key.torch_series}" if key.torch_series else key.where
+        one = partial(Difference, where, key.name, device)
+        if now is None:
+            found.append(one(DifferenceKind.GONE, figures=base[file, key].figures))
+            continue
+        if before is None:
+            found.append(one(DifferenceKind.NEW, figures=now.figures))
             continue
         own = parse_rules(now.tolerance, "the entry's own tolerance")
         comparison = compare(before, now, [own, option])
         notes = notes_on(comparison)
         if now.reason and now.reason != before.reason:
             notes.append(now.reason)
-        group = group_of(comparison)
         moment = comparison.grown_moment if before.alive and now.alive else ""
-        one = _one(where, key, group, comparison.changes, now.figures, "; ".join(notes))
         why = diagnose(before, now, moment) if moment else None
-        found.append(replace(one, diagnosis=why))
+        group, note = group_of(comparison), "; ".join(notes)
+        found.append(one(group, comparison.changes, now.figures, note, why))
     return in_order(found)
 
 
@@ -151,18 +151,6 @@ def grouped(found: Sequence[Difference]) -> dict[DifferenceKind, list[Difference
         for group in DifferenceKind
         if (members := [difference for difference in found if difference.group is group])
     }
-
-
-def _one(
-    test: str,
-    key: Key,
-    group: DifferenceKind,
-    changes: tuple[Change, ...] = (),
-    figures: Mapping[str, int] | None = None,
-    note: str = "",
-) -> Difference:
-    device = f"{key.where}, torch {key.torch_series}" if key.torch_series else key.where
-    return Difference(test, key.name, device, group, changes, figures, note)
 
 
 _MARKUP = re.compile(r"[\\`*_{}\[\]~|!]")
@@ -266,9 +254,9 @@ def _row(difference: Difference, *, single: bool) -> str:
 
 def _note(difference: Difference) -> str:
     """Return why memory grew, and where, if it can be told, and what else there is to say."""
-    told = growth.told(difference.diagnosis) if difference.diagnosis is not None else ()
     parts = (
-        joined(plain(one.why), code(one.where) if one.where else "", separator=": ") for one in told
+        joined(plain(one.why), code(one.where) if one.where else "", separator=": ")
+        for one in growth.told(difference.diagnosis)
     )
     return joined(joined(*parts, separator="; also "), plain(difference.note), separator="; ")
 
@@ -283,10 +271,8 @@ def _what_changed(members: Sequence[Difference]) -> list[str]:
         with lines_of(PLAIN):
             rows = printable_lines(growth.section(difference.diagnosis).text())
         title = escape(printable(f"{difference.title}, {difference.device}"))
-        title = f"What changed: {title}"
-        block = fenced(rows)
-        lines += [f"<details><summary>{title}</summary>", "", block, "", "</details>"]
-        lines.append("")
+        summary = f"<details><summary>What changed: {title}</summary>"
+        lines += [summary, "", fenced(rows), "", "</details>", ""]
     return lines
 
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_torchmem.checks.result import AT_MOST, CheckResult, Outcome
 from pytest_torchmem.printable import counted, first_of, printable, printable_lines
 from pytest_torchmem.reports import difference
+from pytest_torchmem.reports.difference import DifferenceKind
 from pytest_torchmem.reports.growth import explained, line_of, place, why
 from pytest_torchmem.reports.layout import lines_of
 from pytest_torchmem.reports.summary import SAID_OF_TRACES, Check, Summary
@@ -90,7 +91,7 @@ def _checkout(root: Path) -> Path:
 def apply_command(root: Path, proposal: Path) -> str:
     """Return the one command that puts the proposed snapshot files into a checkout at ``root``."""
     environment = os.environ
-    checkout = os.environ.get("GITHUB_WORKSPACE") or os.environ.get("CI_PROJECT_DIR")
+    checkout = environment.get("GITHUB_WORKSPACE") or environment.get("CI_PROJECT_DIR")
     below = relative(root, Path(checkout)) if checkout else "."
     if environment.get("GITHUB_ACTIONS") == "true":
         run = environment.get("GITHUB_RUN_ID", "RUN_ID")
@@ -114,9 +115,9 @@ def _data(text: str) -> str:
 
 
 _GROUPS = {
-    Outcome.GREW: difference.DifferenceKind.GREW,
-    Outcome.SHRANK: difference.DifferenceKind.SHRANK,
-    Outcome.NEW: difference.DifferenceKind.NEW,
+    Outcome.GREW: DifferenceKind.GREW,
+    Outcome.SHRANK: DifferenceKind.SHRANK,
+    Outcome.NEW: DifferenceKind.NEW,
 }
 _BY_CHANGE = (Outcome.PASSED, *_GROUPS)
 """The outcomes that the change of a figure shows."""
@@ -210,14 +211,10 @@ def _difference(check: Check) -> difference.Difference:
     )
 
 
-def _group(result: CheckResult) -> difference.DifferenceKind:
-    if result.outcome in (Outcome.PASSED, Outcome.UPDATED):
-        return (
-            difference.group_of(result.comparison)
-            if result.comparison is not None
-            else difference.DifferenceKind.SAME
-        )
-    return _GROUPS.get(result.outcome, difference.DifferenceKind.FAILED)
+def _group(result: CheckResult) -> DifferenceKind:
+    if result.outcome not in (Outcome.PASSED, Outcome.UPDATED):
+        return _GROUPS.get(result.outcome, DifferenceKind.FAILED)
+    return difference.group_of(result.comparison) if result.comparison else DifferenceKind.SAME
 
 
 INDEX = "index.html"
@@ -434,10 +431,10 @@ def _snapshot(result: CheckResult) -> dict[str, Any] | None:
 def _measurement(found: Measurement | None) -> dict[str, Any] | None:
     if found is None:
         return None
-    plain = asdict(replace(found, comparison=None))
+    plain, comparison = asdict(replace(found, comparison=None)), found.comparison
     del plain["comparison"]
     return plain | {
-        "changes": plain_changes(found.comparison.changes if found.comparison is not None else ()),
+        "changes": plain_changes(comparison.changes if comparison is not None else ()),
         "confirmed": found.confirmed,
         "parting": found.parting._asdict() if found.parting is not None else None,
         "untold": list(found.untold),

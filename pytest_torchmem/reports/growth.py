@@ -81,9 +81,7 @@ class Section:
 def leading_change(changes: Sequence[Change], diagnosis: Diagnosis | None) -> Change | None:
     """Return the change of the figure at whose moment the growth is explained."""
     moment = diagnosis.difference.moment if diagnosis is not None else ""
-    return next((one for one in changes if one.figure == moment), None) or (
-        main_change(changes) if changes else None
-    )
+    return next((one for one in changes if one.figure == moment), None) or main_change(changes)
 
 
 _OF_NO_TENSOR = (
@@ -124,8 +122,10 @@ def place(diagnosis: Diagnosis) -> str:
 _MOST_CAUSES = 3
 
 
-def told(diagnosis: Diagnosis) -> tuple[Told, ...]:
+def told(diagnosis: Diagnosis | None) -> tuple[Told, ...]:
     """Return what is said of a growth, also for those who know less of it; nothing if unknown."""
+    if diagnosis is None:
+        return ()
     if diagnosis.told:
         return diagnosis.told
     found = diagnosis.difference
@@ -137,8 +137,7 @@ def told(diagnosis: Diagnosis) -> tuple[Told, ...]:
 
 def explained(snapshot: SnapshotResult) -> Entry:
     """Return what a snapshot is to hold now, with why it grew, if that is known."""
-    found = snapshot.diagnosis
-    return replace(snapshot.entry, grew=told(found) if found is not None else ())
+    return replace(snapshot.entry, grew=told(snapshot.diagnosis))
 
 
 def by_cause(found: Iterable[tuple[T, Diagnosis | None]]) -> dict[tuple[str, str], list[T]]:

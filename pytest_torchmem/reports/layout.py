@@ -157,25 +157,22 @@ def in_two_lines(start: str, what: str, where: str) -> Iterator[str]:
 
 def table(rows: Sequence[Sequence[str]], headers: Sequence[str]) -> str:
     """Return a table, indented, without columns that are empty in every row."""
-    from tabulate import tabulate
-
     used = [i for i in range(len(headers)) if any(row[i] for row in rows)]
-    text = tabulate(
-        [[printable(row[i]) for i in used] for row in rows],
-        headers=[headers[i] for i in used],
-        colalign=["right" if headers[i] in _SIZES else "left" for i in used],
-        tablefmt="plain",
-        disable_numparse=True,
-    )
-    return "\n".join(f"  {line}".rstrip() for line in text.splitlines())
+    shown = [[printable(row[i]) for i in used] for row in rows]
+    lines = tabulated(shown, [headers[i] for i in used], "plain")
+    return "\n".join(f"  {line}".rstrip() for line in lines)
 
 
-def tabulated(rows: Sequence[Sequence[str]], headers: Sequence[str]) -> list[str]:
-    """Return the lines of a table with a rule below its headers; sizes stand on the right."""
+def tabulated(
+    rows: Sequence[Sequence[str]], headers: Sequence[str], style: str = "simple"
+) -> list[str]:
+    """Return the lines of a table, by default with a rule below its headers; sizes stand on the
+    right.
+    """
     from tabulate import tabulate
 
     sides = ["right" if header in _SIZES else "left" for header in headers]
-    text = tabulate(rows, headers=headers, colalign=sides, disable_numparse=True)
+    text = tabulate(rows, headers, style, colalign=sides, disable_numparse=True)
     return [line.rstrip() for line in text.splitlines()]
 
 

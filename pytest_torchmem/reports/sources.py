@@ -14,6 +14,8 @@ from pytest_torchmem.snapshots.files import parse, size, table_of, texts_of
 from pytest_torchmem.snapshots.location import DIRECTORY, is_calibration, is_proposal, is_snapshot
 from pytest_torchmem.snapshots.store import read
 
+Entries = dict[tuple[str, format.Key], format.Entry]
+"""Entries by test module and key."""
 _TEXTS = (*format.IDENTITY, "nodeid", "outcome", "torch", "workload", "message")
 
 
@@ -22,7 +24,7 @@ class Source:
     """One side of a comparison."""
 
     name: str
-    entries: dict[tuple[str, format.Key], format.Entry] = field(default_factory=dict)
+    entries: Entries = field(default_factory=dict)
     unchecked: dict[tuple[str, format.Key], str] = field(default_factory=dict)
     """Checks of a report that could not be evaluated, with the reason."""
     revision: bool = False
@@ -104,7 +106,7 @@ def load_source(text: str | None, directory: Path) -> Source:
             f"{text!r} is not a file, a directory or a git revision of this repository"
         ) from None
     listed = git(directory, "ls-tree", "-r", "-z", "--full-tree", "--name-only", text)
-    entries: dict[tuple[str, format.Key], format.Entry] = {}
+    entries: Entries = {}
     for name in listed.split("\0"):
         file = PurePosixPath(name)
         if not is_snapshot(file) or is_proposal(file):
@@ -164,20 +166,16 @@ def _report(name: str, data: dict[str, Any]) -> Source:
             key = format.read_key(check, texts, "a check")
             where = (texts["nodeid"].removesuffix(f"::{key.test}"), key)
             if texts["outcome"] != Outcome.NOT_CHECKED.value:
-                entry = format.Entry(
+                alive, older = check.get("alive"), data["schema"] < SCHEMA
+                source.entries[where] = format.Entry(
                     key,
                     texts["torch"],
                     texts["workload"],
                     table_of(check["figures"], f"{key}: figures", size),
-                    alive=format.read_alive(alive, "alive")
-                    if (alive := check.get("alive"))
-                    else None,
-                    facts=format.read_facts(
-                        check.get("facts", {}), "facts", older=data["schema"] < SCHEMA
-                    ),
+                    alive=format.read_alive(alive, "alive") if alive else None,
+                    facts=format.read_facts(check.get("facts", {}), "facts", older=older),
                     grew=format.read_told(check.get("grew", check.get("growth")), "grew"),
                 )
-                source.entries[where] = entry
             # Older reports do not say whether it is left out, only whether the test passed.
             elif check["failed"] or (
                 key.device and not check.get("left_out", check["test_passed"])
@@ -190,8 +188,8 @@ def _report(name: str, data: dict[str, Any]) -> Source:
     return source
 
 
-def _tree(root: Path) -> dict[tuple[str, format.Key], format.Entry]:
-    entries: dict[tuple[str, format.Key], format.Entry] = {}
+def _tree(root: Path) -> Entries:
+    entries: Entries = {}
     if root.resolve().name == DIRECTORY:  # itself, and not what it is in
         root = root.resolve().parent
         found = root.glob(f"{DIRECTORY}/*.json")
@@ -204,9 +202,7 @@ def _tree(root: Path) -> dict[tuple[str, format.Key], format.Entry]:
     return entries
 
 
-def _keyed(
-    module: str, entries: Mapping[format.Key, format.Entry]
-) -> dict[tuple[str, format.Key], format.Entry]:
+def _keyed(module: str, entries: Mapping[format.Key, format.Entry]) -> Entries:
     return {(module, key): entry for key, entry in entries.items()}
 
 

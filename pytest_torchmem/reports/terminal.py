@@ -312,15 +312,13 @@ def _workspaces(checks: Sequence[Check]) -> Iterable[str]:
 def _not_measured(checks: Iterable[Check]) -> Iterable[str]:
     """Yield what did not run on this machine's GPU, and why: calibrations, then measurements."""
     for check in checks:
-        found = check.result.calibration
-        if found is not None and found.not_calibrated:
-            yield f"not calibrated: {check.nodeid}: {found.not_calibrated}"
-        elif found is not None and found.unanswered:
-            names = ", ".join(found.unanswered)
-            yield (
-                f"not calibrated: {check.nodeid}: on the GPU, {names} did not run with the "
-                "arguments of the trace"
-            )
+        if (found := check.result.calibration) is None:
+            continue
+        why, names = found.not_calibrated, ", ".join(found.unanswered)
+        if not why and names:
+            why = f"on the GPU, {names} did not run with the arguments of the trace"
+        if why:
+            yield f"not calibrated: {check.nodeid}: {why}"
     for check in checks:
         measured = check.result.measurement
         if measured is not None and measured.not_measured:

@@ -22,7 +22,7 @@ from pytest_torchmem.checks.result import (
     PeakContents,
 )
 from pytest_torchmem.figures import MEASURED, PEAK, PHASE_PEAKS, label, phase_of, title
-from pytest_torchmem.printable import printable, printable_lines
+from pytest_torchmem.printable import first_of, printable, printable_lines
 from pytest_torchmem.reports import growth, layout
 from pytest_torchmem.reports.growth import Section
 from pytest_torchmem.snapshots.compare import Change, Comparison, Verdict, main_change
@@ -68,10 +68,6 @@ class Told:
     number_first: bool = False
     """Whether the headline is a number, which comes before where it was found."""
     where: str = ""
-
-    def placed(self, where: str) -> str:
-        """Return the headline with where it was found."""
-        return f"{self.first}, {where}" if self.number_first else f"{where}: {self.first}"
 
 
 def message(result: CheckResult, *, verbose: bool = False) -> str:
@@ -185,10 +181,17 @@ def _heads(told: Sequence[Told]) -> Parts:
 
 def _placed(told: Sequence[Told]) -> dict[str, str]:
     """Return headlines without a cause by themselves, with all that they are about."""
-    where: dict[str, dict[str, None]] = {}
+    places: dict[str, dict[str, None]] = {}
     for one in told:
-        where.setdefault(one.first, {})[one.where] = None
-    return {one.first: one.placed(", ".join(where[one.first])) for one in told if not one.cause}
+        places.setdefault(one.first, {})[one.where] = None
+    found = {}
+    for one in told:
+        if not one.cause:
+            where = ", ".join(places[one.first])
+            found[one.first] = (
+                f"{one.first}, {where}" if one.number_first else f"{where}: {one.first}"
+            )
+    return found
 
 
 def _worst_first(failures: Sequence[Check]) -> list[Check]:
@@ -205,7 +208,9 @@ def _figures(told: Sequence[Told], *, every: bool, of: str = "") -> Parts:
     tables: dict[str, Sequence[Change]] = {}
     rules: dict[str, dict[str, None]] = {}
     for one in told:
-        changes = [change for change in one.changes if not _is_repeated(change, one.changes)]
+        phases = {(c.before, c.now) for c in one.changes if c.figure in PHASE_PEAKS}
+        # The overall peak is most often that of a phase which is there too.
+        changes = [c for c in one.changes if c.figure != PEAK or (c.before, c.now) not in phases]
         if one.changes:
             tables[one.where] = one.all_changes if every else changes
         for change in filter(lambda change: change.rule, changes):
@@ -223,14 +228,6 @@ def _figures(told: Sequence[Told], *, every: bool, of: str = "") -> Parts:
     return [f"{layout.wrapped(f'Figures{of} beyond their tolerance of {rule}{also}')}\n{rows}"]
 
 
-def _is_repeated(change: Change, changes: Sequence[Change]) -> bool:
-    """Tell whether the overall peak is that of a phase which is there too."""
-    same = (one for one in changes if one.figure in PHASE_PEAKS)
-    return change.figure == PEAK and any(
-        (one.before, one.now) == (change.before, change.now) for one in same
-    )
-
-
 def _changed(found: Changed, result: CheckResult) -> Told:
     comparison, on = found.comparison, found.measured_on
     shrank = found.outcome is Outcome.SHRANK
@@ -239,8 +236,12 @@ def _changed(found: Changed, result: CheckResult) -> Told:
         return _grew(found, result)
     missing = () if shrank else comparison.having(Verdict.NOT_RUN)
     unjudged = () if shrank or on else comparison.unjudged
-    parts = [f"{f'measured on {on}, ' if on else ''}{_step(changed, shrank)}"] if changed else []
-    parts += _not_run(missing, f" measured on {on}" if on else "")
+    parts, measured = [], f"measured on {on}" if on else ""
+    if (most := main_change(changed)) is not None:
+        by = format_change(most.before, most.now).lstrip("+-")
+        what = f"{title(most.figure)} {'shrank' if shrank else 'grew'} by {by}"
+        parts += [layout.joined(measured, f"{what}, beyond its tolerance of {most.rule}")]
+    parts += _not_run(missing, measured)
     parts += [
         f"not checked: this run has {_one(title(change.figure))}, and the snapshot has none"
         for change in unjudged
@@ -265,7 +266,7 @@ def _grew(found: Changed, result: CheckResult) -> Told:
     size = f"{what}, {where_of(result.key)}"
     why, place = growth.why(diagnosis), growth.place(diagnosis)
     headline = layout.wrapped(layout.joined(size, why, separator=": "), first=True)
-    others = _not_run(comparison.having(Verdict.NOT_RUN), "")
+    others = _not_run(comparison.having(Verdict.NOT_RUN))
     others += _circumstances(comparison, result.trace, diagnosis)
     line = growth.line_of(diagnosis)
     grown = growth.signed((change.now or 0) - (change.before or 0))
@@ -281,11 +282,9 @@ def _grew(found: Changed, result: CheckResult) -> Told:
     )
 
 
-def _not_run(missing: Sequence[Change], measured: str) -> Parts:
-    return [
-        _never_ran(f"the snapshot has {_one(title(change.figure))}{measured}", change.figure)
-        for change in missing
-    ]
+def _not_run(missing: Sequence[Change], measured: str = "") -> Parts:
+    known = [(layout.joined(_one(title(c.figure)), measured, separator=" "), c) for c in missing]
+    return [_never_ran(f"the snapshot has {one}", change.figure) for one, change in known]
 
 
 def _above_cap(found: AboveCap, result: CheckResult) -> Told:
@@ -392,7 +391,7 @@ def _overrun(overrun: Overrun) -> str:
 
 
 def _estimate_off(found: EstimateOff, result: CheckResult) -> Told:
-    measured = found.run.measurement
+    run, measured = found.run, found.run.measurement
     worst, figures, estimate = found.peaks[0], measured.figures, measured.estimate
     off = format_percent(estimate[worst] - figures[worst], figures[worst])
     headline = (
@@ -412,7 +411,6 @@ def _estimate_off(found: EstimateOff, result: CheckResult) -> Told:
         if name in figures
     ]
     parts = [layout.table(rows, ("", "traced", "measured", "difference", ""))]
-    run = found.run
     if run.only_measured:
         shown, more = run.only_measured[:_MOST_SIZES], run.only_measured[_MOST_SIZES:]
         sizes = [
@@ -456,15 +454,6 @@ def _leaks(found: Leaks, result: CheckResult) -> Told:
         size=headline,
         short=f"{number} after each step: {layout.joined(why, growth.line_of(diagnosis))}",
     )
-
-
-def _step(changes: Sequence[Change], shrank: bool) -> str:
-    """Return the headline for the change that stands for all ``changes``."""
-    most = main_change(changes)
-    assert most is not None
-    by = format_change(most.before, most.now).lstrip("+-")
-    verb = "shrank" if shrank else "grew"
-    return f"{title(most.figure)} {verb} by {by}, beyond its tolerance of {most.rule}"
 
 
 def _never_ran(what: str, figure: str) -> str:
@@ -517,7 +506,7 @@ def _circumstances(
 
 
 def _input(names: Sequence[str], before: str, now: str) -> str:
-    name = f"{names[0]} and {len(names) - 1} more" if names[1:] else names[0]
+    name = first_of(names)
     if not before or not now:
         are = "are" if names[1:] else "is"
         return f"{name} {now or before} {are} {'new' if now else 'gone'}"
