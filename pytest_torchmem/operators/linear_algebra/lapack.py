@@ -138,7 +138,7 @@ def linalg_lu(solver: Solver, A: Tensor, *, pivot: bool = True) -> tuple[Tensor,
     del geometry, written
     if pivot:
         _permutation(pivots, A.shape[-2])
-    del pivots, infos
+    del infos, pivots
     return P, L, U
 
 
