@@ -6,28 +6,10 @@ those of ``cudnn_graph.h``, which are part of cuDNN's binary interface.
 
 import ctypes
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from enum import IntEnum
 from typing import Any
-
-
-class DescriptorType(IntEnum):
-    """``cudnnBackendDescriptorType_t``."""
-
-    POINTWISE = 0
-    CONVOLUTION = 1
-    ENGINE = 2
-    ENGINE_CONFIGURATION = 3
-    HEURISTICS = 4
-    PLAN = 5
-    CONVOLUTION_FORWARD = 10
-    CONVOLUTION_BACKWARD_WEIGHT = 11
-    CONVOLUTION_BACKWARD_INPUT = 12
-    POINTWISE_OPERATION = 13
-    GRAPH = 15
-    TENSOR = 17
-    DEVICE = 38
 
 
 class Type(IntEnum):
@@ -47,65 +29,45 @@ class Type(IntEnum):
     CHAR = 24
 
 
-class Attribute(IntEnum):
-    """``cudnnBackendAttributeName_t``."""
-
-    POINTWISE_MODE = 0
-    POINTWISE_PRECISION = 1
-    CONVOLUTION_TYPE = 100
-    CONVOLUTION_MODE = 101
-    CONVOLUTION_DILATIONS = 102
-    CONVOLUTION_STRIDES = 103
-    CONVOLUTION_POST_PADDINGS = 104
-    CONVOLUTION_PRE_PADDINGS = 105
-    CONVOLUTION_DIMENSIONS = 106
-    HEURISTICS_MODE = 200
-    HEURISTICS_GRAPH = 201
-    HEURISTICS_RESULTS = 202
-    HEURISTICS_DEVICE = 204
-    CONFIGURATION_ENGINE = 300
-    CONFIGURATION_WORKSPACE = 303
-    PLAN_CONFIGURATION = 401
-    PLAN_WORKSPACE = 402
-    PLAN_DEVICE = 407
-    POINTWISE_DESCRIBED = 750
-    POINTWISE_X = 751
-    POINTWISE_B = 752
-    POINTWISE_Y = 753
-    POINTWISE_ALPHA = 754
-    POINTWISE_ALPHA2 = 755
-    GRAPH_OPERATIONS = 801
-    TENSOR_ALIGNMENT = 900
-    TENSOR_TYPE = 901
-    TENSOR_SHAPE = 902
-    TENSOR_STRIDES = 903
-    TENSOR_ID = 906
-    TENSOR_VIRTUAL = 907
-    ENGINE_NUMBER = 1301
-    ENGINE_NOTES = 1303
-    ENGINE_BEHAVIOR = 1305
-    DEVICE_JSON = 2702
+Kinds = dict[str, tuple[int, dict[str, tuple[int, Type]]]]
+"""The number of each kind of descriptor, and the number and type of each of its attributes."""
 
 
-#: The operation of a convolution by its direction, and the first of its attributes' numbers: alpha,
-#: beta, the convolution, w, x and y.
-OPERATIONS = {
-    "forward": (DescriptorType.CONVOLUTION_FORWARD, 700),
-    "backward_input": (DescriptorType.CONVOLUTION_BACKWARD_INPUT, 706),
-    "backward_weight": (DescriptorType.CONVOLUTION_BACKWARD_WEIGHT, 712),
-}
-Attributes = Mapping[int, tuple[Type, Sequence[Any]]]
-"""Values of a descriptor, each with its type."""
+def _parsed(table: str) -> Kinds:
+    found: Kinds = {}
+    for row in table.split(";"):
+        kind, attributes = row.split(":")
+        name, number = kind.split()
+        listed = (one.split() for one in attributes.split(","))
+        found[name] = int(number), {one: (int(at), Type[type_]) for one, at, type_ in listed}
+    return found
 
 
-class HeuristicMode(IntEnum):
-    """``cudnnBackendHeurMode_t``."""
-
-    INSTANT = 0
-    B = 1
-    FALLBACK = 2
-
-
+_KINDS = _parsed("""
+    pointwise 0: mode 0 POINTWISE_MODE, precision 1 DATA_TYPE;
+    convolution 1: type 100 DATA_TYPE, mode 101 CONVOLUTION_MODE, dilations 102 INT64,
+        strides 103 INT64, post_paddings 104 INT64, pre_paddings 105 INT64, dimensions 106 INT64;
+    engine 2: number 1301 INT64, notes 1303 NUMERICAL_NOTE, behavior 1305 BEHAVIOR_NOTE;
+    configuration 3: engine 300 DESCRIPTOR, workspace 303 INT64;
+    heuristics 4: mode 200 HEURISTICS_MODE, graph 201 DESCRIPTOR, results 202 DESCRIPTOR,
+        device 204 DESCRIPTOR;
+    plan 5: configuration 401 DESCRIPTOR, workspace 402 INT64, device 407 DESCRIPTOR;
+    forward 10: alpha 700 FLOAT, beta 701 FLOAT, convolution 702 DESCRIPTOR, w 703 DESCRIPTOR,
+        x 704 DESCRIPTOR, y 705 DESCRIPTOR;
+    backward_weight 11: alpha 712 FLOAT, beta 713 FLOAT, convolution 714 DESCRIPTOR,
+        w 715 DESCRIPTOR, x 716 DESCRIPTOR, y 717 DESCRIPTOR;
+    backward_input 12: alpha 706 FLOAT, beta 707 FLOAT, convolution 708 DESCRIPTOR,
+        w 709 DESCRIPTOR, x 710 DESCRIPTOR, y 711 DESCRIPTOR;
+    pointwise_operation 13: described 750 DESCRIPTOR, x 751 DESCRIPTOR, b 752 DESCRIPTOR,
+        y 753 DESCRIPTOR, alpha 754 FLOAT, alpha2 755 FLOAT;
+    graph 15: operations 801 DESCRIPTOR;
+    tensor 17: alignment 900 INT64, type 901 DATA_TYPE, shape 902 INT64, strides 903 INT64,
+        id 906 INT64, virtual 907 BOOLEAN;
+    device 38: json 2702 CHAR
+""")
+"""``cudnnBackendDescriptorType_t`` and ``cudnnBackendAttributeName_t``."""
+INSTANT, B, FALLBACK = range(3)
+"""``cudnnBackendHeurMode_t``."""
 #: ``cudnnDataType_t``, by torch's dtypes.
 DATA_TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 9}
 #: ``cudnnBackendNumericalNote_t``.
@@ -160,47 +122,54 @@ class Backend:
         """Destroy the descriptors made so far."""
         self._made.close()
 
-    def make(self, kind: DescriptorType, attributes: Attributes) -> int:
-        """Return a descriptor with these attributes; raises ``CudnnError``."""
+    def make(self, kind: str, double: bool = False, **attributes: Any) -> int:
+        """Return a descriptor with attributes, lists or single values, but for those that are None;
+        its numbers may be ``double``. Raises ``CudnnError``.
+        """
         made = self.create(kind)
-        for attribute, (type_, values) in attributes.items():
+        for name, value in attributes.items():
+            if value is None:
+                continue
+            number, type_ = _KINDS[kind][1][name]
+            if double and type_ is Type.FLOAT:
+                type_ = Type.DOUBLE
+            values = value if isinstance(value, (list, tuple, bytes)) else [value]
             array = (_C_TYPES.get(type_, ctypes.c_int) * len(values))(*values)
-            self._call("cudnnBackendSetAttribute", made, attribute, type_, len(values), array)
+            self._call("cudnnBackendSetAttribute", made, number, type_, len(values), array)
         self._call("cudnnBackendFinalize", made)
         return made
 
-    def create(self, kind: DescriptorType) -> int:
+    def create(self, kind: str) -> int:
         """Return a descriptor that has nothing yet."""
         made = ctypes.c_void_p()
-        self._call("cudnnBackendCreateDescriptor", int(kind), ctypes.byref(made))
+        self._call("cudnnBackendCreateDescriptor", _KINDS[kind][0], ctypes.byref(made))
         self._made.callback(self._library.cudnnBackendDestroyDescriptor, made)
         return int(made.value or 0)
 
-    def numbers(self, of: int, attribute: Attribute, type_: Type, most: int = 1) -> list[int]:
+    def numbers(self, kind: str, of: int, attribute: str, most: int = 1) -> list[int]:
         """Return an attribute of a descriptor, at ``most`` so many numbers."""
-        array = (_C_TYPES.get(type_, ctypes.c_int) * most)()
-        found = self._read(of, attribute, type_, most, array)
+        array = (_C_TYPES.get(_KINDS[kind][1][attribute][1], ctypes.c_int) * most)()
+        found = self._read(kind, of, attribute, most, array)
         return list(array)[:found]
 
     def descriptors(
-        self, of: int, attribute: Attribute, kind: DescriptorType, count: int | None = None
+        self, kind: str, of: int, attribute: str, made: str, count: int | None = None
     ) -> list[int]:
         """Return an attribute that is a list of descriptors, all of them without a ``count``."""
         if count is None:
-            count = self._read(of, attribute, Type.DESCRIPTOR, 0, None)
-        array = (ctypes.c_void_p * count)(*(self.create(kind) for _ in range(count)))
-        found = self._read(of, attribute, Type.DESCRIPTOR, count, array)
+            count = self._read(kind, of, attribute, 0, None)
+        array = (ctypes.c_void_p * count)(*(self.create(made) for _ in range(count)))
+        found = self._read(kind, of, attribute, count, array)
         return [int(one or 0) for one in list(array)[:found]]
 
     def device(self, properties: Mapping[str, Any]) -> int:
         """Return the descriptor of a GPU that need not be there."""
-        text = json.dumps(properties).encode() + b"\0"
-        return self.make(DescriptorType.DEVICE, {Attribute.DEVICE_JSON: (Type.CHAR, text)})
+        return self.make("device", json=json.dumps(properties).encode() + b"\0")
 
-    def _read(self, of: int, attribute: Attribute, type_: Type, most: int, array: Any) -> int:
+    def _read(self, kind: str, of: int, attribute: str, most: int, array: Any) -> int:
         count = ctypes.c_int64()
-        found = ctypes.byref(count)
-        self._call("cudnnBackendGetAttribute", of, attribute, type_, most, found, array)
+        asked = of, *_KINDS[kind][1][attribute], most, ctypes.byref(count)
+        self._call("cudnnBackendGetAttribute", *asked, array)
         return count.value
 
     def _call(self, name: str, *arguments: Any) -> None:

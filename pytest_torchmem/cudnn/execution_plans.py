@@ -23,15 +23,12 @@ from typing import IO, Any
 
 from pytest_torchmem.cudnn.backend import (
     DATA_TYPES,
+    FALLBACK,
+    INSTANT,
     NOTES,
-    OPERATIONS,
-    Attribute,
-    Attributes,
+    B,
     Backend,
     CudnnError,
-    DescriptorType,
-    HeuristicMode,
-    Type,
 )
 from pytest_torchmem.cudnn.questions import Answer, ExecutionPlan
 
@@ -80,104 +77,65 @@ def _graph_of(backend: Backend, question: Question) -> int:
     else:
         of_y = question["operands"][2]
         product, sum_, biased = (_tensor(backend, name, of_y, virtual=True) for name in "CAB")
-        alphas: Attributes = {
-            Attribute.POINTWISE_ALPHA: (Type.FLOAT, [1.0]),
-            Attribute.POINTWISE_ALPHA2: (Type.FLOAT, [question["alpha"]]),
-        }
         operations = [
             _convolution(backend, question, x, w, product),
-            _pointwise(backend, _ADD, product, added[0], sum_, alphas),
+            _pointwise(backend, _ADD, product, added[0], sum_, question["alpha"]),
             _pointwise(backend, _ADD, sum_, added[1], biased),
             _pointwise(backend, _RELU, biased, None, y),
         ]
-    return backend.make(
-        DescriptorType.GRAPH, {Attribute.GRAPH_OPERATIONS: (Type.DESCRIPTOR, operations)}
-    )
+    return backend.make("graph", operations=operations)
 
 
 def _tensor(
-    backend: Backend,
-    name: str,
-    operand: tuple[Sequence[int], Sequence[int], int],
-    dtype: str = "float32",
-    virtual: bool = False,
+    backend: Backend, name: str, operand: Sequence[Any], dtype: str = "", virtual: bool = False
 ) -> int:
     shape, strides, alignment = operand
     return backend.make(
-        DescriptorType.TENSOR,
-        {
-            Attribute.TENSOR_TYPE: (Type.DATA_TYPE, [DATA_TYPES[dtype]]),
-            Attribute.TENSOR_SHAPE: (Type.INT64, shape),
-            Attribute.TENSOR_STRIDES: (Type.INT64, strides),
-            Attribute.TENSOR_ID: (Type.INT64, [ord(name)]),
-            Attribute.TENSOR_ALIGNMENT: (Type.INT64, [alignment]),
-            Attribute.TENSOR_VIRTUAL: (Type.BOOLEAN, [virtual]),
-        },
+        "tensor",
+        type=DATA_TYPES[dtype or "float32"],
+        shape=shape,
+        strides=strides,
+        id=ord(name),
+        alignment=alignment,
+        virtual=virtual,
     )
 
 
 def _convolution(backend: Backend, question: Question, x: int, w: int, y: int) -> int:
-    kind, first = OPERATIONS[question["direction"]]
     double = question["dtype"] == "float64"
-    computed = DATA_TYPES["float64" if double else "float32"]
     described = backend.make(
-        DescriptorType.CONVOLUTION,
-        {
-            Attribute.CONVOLUTION_TYPE: (Type.DATA_TYPE, [computed]),
-            Attribute.CONVOLUTION_MODE: (Type.CONVOLUTION_MODE, [_CROSS_CORRELATION]),
-            Attribute.CONVOLUTION_DIMENSIONS: (Type.INT64, [len(question["stride"])]),
-            Attribute.CONVOLUTION_STRIDES: (Type.INT64, question["stride"]),
-            Attribute.CONVOLUTION_PRE_PADDINGS: (Type.INT64, question["padding"]),
-            Attribute.CONVOLUTION_POST_PADDINGS: (Type.INT64, question["padding"]),
-            Attribute.CONVOLUTION_DILATIONS: (Type.INT64, question["dilation"]),
-        },
+        "convolution",
+        type=DATA_TYPES["float64" if double else "float32"],
+        mode=_CROSS_CORRELATION,
+        dimensions=len(question["stride"]),
+        strides=question["stride"],
+        pre_paddings=question["padding"],
+        post_paddings=question["padding"],
+        dilations=question["dilation"],
     )
-    number = Type.DOUBLE if double else Type.FLOAT
-    values: list[tuple[Type, Sequence[Any]]] = [(number, [1.0]), (number, [0.0])]
-    values += [(Type.DESCRIPTOR, [one]) for one in (described, w, x, y)]
-    return backend.make(kind, dict(enumerate(values, first)))
+    operands = {"convolution": described, "x": x, "w": w, "y": y}
+    return backend.make(question["direction"], double, alpha=1.0, beta=0.0, **operands)
 
 
 def _pointwise(
-    backend: Backend, mode: int, x: int, other: int | None, y: int, alphas: Attributes | None = None
+    backend: Backend, mode: int, x: int, other: int | None, y: int, alpha2: float | None = None
 ) -> int:
-    described = backend.make(
-        DescriptorType.POINTWISE,
-        {
-            Attribute.POINTWISE_MODE: (Type.POINTWISE_MODE, [mode]),
-            Attribute.POINTWISE_PRECISION: (Type.DATA_TYPE, [DATA_TYPES["float32"]]),
-        },
-    )
-    operands = {Attribute.POINTWISE_X: x, Attribute.POINTWISE_B: other, Attribute.POINTWISE_Y: y}
-    values: dict[int, tuple[Type, Sequence[Any]]] = {
-        Attribute.POINTWISE_DESCRIBED: (Type.DESCRIPTOR, [described]),
-        **{at: (Type.DESCRIPTOR, [one]) for at, one in operands.items() if one is not None},
-        **(alphas or {}),
-    }
-    return backend.make(DescriptorType.POINTWISE_OPERATION, values)
+    alpha = None if alpha2 is None else 1.0
+    described = backend.make("pointwise", mode=mode, precision=DATA_TYPES["float32"])
+    operands: dict[str, Any] = {"described": described, "x": x, "b": other, "y": y}
+    return backend.make("pointwise_operation", alpha=alpha, alpha2=alpha2, **operands)
 
 
 def _configurations(
     backend: Backend, device: int, graph: int, question: Question
 ) -> Iterator[tuple[int, frozenset[int]]]:
     """Yield what the heuristics list and ATen keeps of it, then the same of the fallbacks."""
-    wanted = (
-        HeuristicMode.B
-        if question["mode_b"] and not question["benchmark"]
-        else HeuristicMode.INSTANT
-    )
-    for mode in (wanted, HeuristicMode.FALLBACK):
-        heuristics = backend.make(
-            DescriptorType.HEURISTICS,
-            {
-                Attribute.HEURISTICS_GRAPH: (Type.DESCRIPTOR, [graph]),
-                Attribute.HEURISTICS_MODE: (Type.HEURISTICS_MODE, [mode]),
-                Attribute.HEURISTICS_DEVICE: (Type.DESCRIPTOR, [device]),
-            },
-        )
+    wanted = B if question["mode_b"] and not question["benchmark"] else INSTANT
+    for mode in (wanted, FALLBACK):
+        heuristics = backend.make("heuristics", graph=graph, mode=mode, device=device)
         for configuration in _listed(backend, heuristics, 0 if question["benchmark"] else _FIRST):
             engine = _engine_of(backend, configuration)
-            notes = backend.numbers(engine, Attribute.ENGINE_NOTES, Type.NUMERICAL_NOTE, len(NOTES))
+            notes = backend.numbers("engine", engine, "notes", len(NOTES))
             if not _is_left_out(frozenset(notes), question):
                 yield configuration, frozenset(notes)
 
@@ -186,15 +144,15 @@ def _listed(backend: Backend, heuristics: int, first: int) -> Iterator[int]:
     """Yield the configurations of a list in its order, the ``first`` ones before the rest is made.
     cuDNN makes what it is asked for: forty take it ten milliseconds, and the first is mostly taken.
     """
-    result, kind = Attribute.HEURISTICS_RESULTS, DescriptorType.ENGINE_CONFIGURATION
+    results = "heuristics", heuristics, "results", "configuration"
     yielded = 0
     if first:
-        beginning = backend.descriptors(heuristics, result, kind, first)
+        beginning = backend.descriptors(*results, first)
         yield from beginning
         yielded = len(beginning)
         if yielded < first:
             return
-    yield from backend.descriptors(heuristics, result, kind)[yielded:]
+    yield from backend.descriptors(*results)[yielded:]
 
 
 def _is_left_out(notes: frozenset[int], question: Question) -> bool:
@@ -206,25 +164,17 @@ def _is_left_out(notes: frozenset[int], question: Question) -> bool:
 
 
 def _engine_of(backend: Backend, configuration: int) -> int:
-    return backend.descriptors(
-        configuration, Attribute.CONFIGURATION_ENGINE, DescriptorType.ENGINE, count=1
-    )[0]
+    return backend.descriptors("configuration", configuration, "engine", "engine", 1)[0]
 
 
 def _plan_of(backend: Backend, device: int, config: int, notes: frozenset[int]) -> ExecutionPlan:
     """Return the plan of a config; raises ``CudnnError`` where it cannot be built."""
     engine = _engine_of(backend, config)
-    number = backend.numbers(engine, Attribute.ENGINE_NUMBER, Type.INT64)[0]
+    number = backend.numbers("engine", engine, "number")[0]
     workspace = _without_compiling(backend, config, engine)
     if workspace is None:
-        plan = backend.make(
-            DescriptorType.PLAN,
-            {
-                Attribute.PLAN_CONFIGURATION: (Type.DESCRIPTOR, [config]),
-                Attribute.PLAN_DEVICE: (Type.DESCRIPTOR, [device]),
-            },
-        )
-        workspace = backend.numbers(plan, Attribute.PLAN_WORKSPACE, Type.INT64)[0]
+        plan = backend.make("plan", configuration=config, device=device)
+        workspace = backend.numbers("plan", plan, "workspace")[0]
     return ExecutionPlan(workspace, number, tuple(NOTES[note] for note in sorted(notes)))
 
 
@@ -234,11 +184,11 @@ def _without_compiling(backend: Backend, configuration: int, engine: int) -> int
     Its configuration knows the workspace already. ``None`` for other engines, and where it does
     not.
     """
-    behavior, compiles = Attribute.ENGINE_BEHAVIOR, 0  # CUDNN_BEHAVIOR_NOTE_RUNTIME_COMPILATION
+    compiles = 0  # CUDNN_BEHAVIOR_NOTE_RUNTIME_COMPILATION
     try:
-        if compiles not in backend.numbers(engine, behavior, Type.BEHAVIOR_NOTE, _BEHAVIORS):
+        if compiles not in backend.numbers("engine", engine, "behavior", _BEHAVIORS):
             return None
-        found = backend.numbers(configuration, Attribute.CONFIGURATION_WORKSPACE, Type.INT64)
+        found = backend.numbers("configuration", configuration, "workspace")
     except CudnnError:
         return None
     return found[0] if found and found[0] >= 0 else None
