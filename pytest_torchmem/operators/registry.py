@@ -30,7 +30,7 @@ from enum import Enum
 from functools import cache, partial
 from importlib import import_module
 from pkgutil import get_data, walk_packages
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from pytest_torchmem.profile.timeline import Kind
 from pytest_torchmem.torch_private.keys import OpOverload
@@ -338,19 +338,14 @@ ASPECTS = frozenset(one.name for one in fields(OperatorRecord) if one.type == Fu
 """The fields of a record that are functions by device."""
 
 
-class Register(Protocol):
-    """Registers a function on one device, or where none is named on both."""
-
-    def __call__(self, *devices: str) -> Callable[[_F], _F]:
-        """Return the decorator of the function."""
-
-
 class Operators(NamedTuple):
-    """Operators that are described together: an aspect of theirs is registered for all of them."""
+    """Operators that are described together: an aspect of theirs is registered for all of them, on
+    the devices that are named, or else on both.
+    """
 
     names: tuple[str, ...]
 
-    def __getattr__(self, aspect: str) -> Register:
+    def __getattr__(self, aspect: str) -> Callable[..., Callable[[_F], _F]]:
         """Return what registers a function of an aspect: ``operator(...).workspace("cuda")``."""
         if aspect not in ASPECTS:
             raise AttributeError(aspect)

@@ -99,8 +99,8 @@ def forward(call: Convolution, result: Tensor) -> list[int]:
     problem, layout = _problem(call, result), call.memory_format
     copies = contiguous_copy(call.input, layout) + contiguous_copy(call.weight, layout)
     if call.settings.transposed:
-        return [copies, *_as_transposed(problem, transposed_forward_primitive(problem))]
-    return [copies, *_as_forward(problem, forward_primitive(problem))]
+        return [copies, *_requests(problem, transposed_forward_primitive(problem), turned=True)]
+    return [copies, *_requests(problem, forward_primitive(problem))]
 
 
 def backward(call: Convolution, grad_output: Tensor, output_mask: Sequence[bool]) -> list[int]:
@@ -111,9 +111,9 @@ def backward(call: Convolution, grad_output: Tensor, output_mask: Sequence[bool]
     if output_mask[0]:
         if call.settings.transposed:
             primitive = _nested(forward_primitive(replace(problem, bias=False)))
-            requests += _as_forward(problem, primitive)
+            requests += _requests(problem, primitive)
         else:
-            requests += _as_transposed(problem, backward_data_primitive(problem))
+            requests += _requests(problem, backward_data_primitive(problem), turned=True)
     if output_mask[1] or output_mask[2]:
         # mkldnn_convolution_backward_weights
         if call.settings.transposed:
@@ -160,42 +160,23 @@ def _deep(sizes: Sequence[int], filling: int) -> Sizes:
     return *(filling,) * (3 - len(sizes)), *sizes
 
 
-def _as_forward(problem: Problem, primitive: Primitive) -> list[int]:
-    """Requests of a kernel that reads the input and writes the output."""
-    source = (problem.channels, problem.input_space, primitive.input)
-    result = (problem.filters, problem.output_space, primitive.output)
-    return _requests(problem, primitive, source, result, problem.output_bytes(problem.filters))
-
-
-def _as_transposed(problem: Problem, primitive: Primitive) -> list[int]:
-    """Requests of a kernel that reads the output, or its gradient, and writes the input's."""
-    source = (problem.filters, problem.output_space, primitive.output)
-    result = (problem.channels, problem.input_space, primitive.input)
-    return _requests(problem, primitive, source, result, problem.input_bytes(problem.channels))
-
-
-def _requests(
-    problem: Problem,
-    primitive: Primitive,
-    source: tuple[int, int, int],
-    result: tuple[int, int, int],
-    plain: int,
-) -> list[int]:
-    """Requests of one kernel, the result included: channels, pixels and own bytes of both sides.
+def _requests(problem: Problem, primitive: Primitive, turned: bool = False) -> list[int]:
+    """Requests of a kernel that reads the input and writes the output, or ``turned`` reads the
+    output, or its gradient, and writes the input's; the result included.
 
     Channels last, the kernel writes where the caller wants it. Else what it writes is copied, twice
     where it chose channels last: ``mkldnn_to_dense`` keeps that layout.
     """
+    sides = [(problem.channels, problem.input_space), (problem.filters, problem.output_space)]
+    plain = [problem.input_bytes(problem.channels), problem.output_bytes(problem.filters)]
+    source, result = (1, 0) if turned else (0, 1)
     working = primitive.weight + primitive.scratchpad
     if problem.channels_last:
-        return [plain, working, -working]
-
-    def stays(channels: int, pixels: int) -> bool:
-        """One channel or one pixel lies the same both ways."""
-        return primitive.channels_last and (channels == 1 or pixels == 1)
-
-    working += 0 if stays(*source[:2]) else source[2]
-    written = result[2] or plain
-    turned = primitive.channels_last and not stays(*result[:2])
-    turn = [plain, -plain] if turned else []
-    return [written, working, -working, plain, *turn, -written]
+        return [plain[result], working, -working]
+    own = primitive.input, primitive.output
+    # One channel or one pixel lies the same both ways.
+    chosen = [primitive.channels_last and 1 not in side for side in sides]
+    working += own[source] if chosen[source] or not primitive.channels_last else 0
+    written = own[result] or plain[result]
+    turn = [plain[result], -plain[result]] if chosen[result] else []
+    return [written, working, -working, plain[result], *turn, -written]

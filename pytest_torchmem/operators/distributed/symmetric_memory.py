@@ -78,31 +78,14 @@ def _gather_and_multiply_scaled(
         scale.new_empty(scale.shape[0] * size, scale.shape[1])
     elif A_scale.numel() > 1:
         scale = A_scale.movedim(gather_dim, 0).flatten(0, -2).chunk(size)[0]
-    products = [
-        (
-            B,
-            dtype or B.dtype,
-            partial(
-                _aten._scaled_mm.out,
-                mat2=B,
-                scale_a=scale,
-                scale_b=B_scale,
-                bias=bias,
-                scale_result=result_scale,
-                out_dtype=dtype,
-                use_fast_accum=fast,
-            ),
-        )
-        for B, B_scale, bias, result_scale, dtype, fast in zip(
-            Bs,
-            B_scales,
-            biases,
-            result_scales,
-            dtypes_of_numbers(out_dtypes),
-            use_fast_accum,
-            strict=True,
-        )
-    ]
+    products = []
+    dtypes = dtypes_of_numbers(out_dtypes)
+    each = zip(Bs, B_scales, biases, result_scales, dtypes, use_fast_accum, strict=True)
+    for B, *given in each:
+        names = ("scale_b", "bias", "scale_result", "out_dtype", "use_fast_accum")
+        options = dict(zip(names, given, strict=True))
+        multiply = partial(_aten._scaled_mm.out, mat2=B, scale_a=scale, **options)
+        products.append((B, options["out_dtype"] or B.dtype, multiply))
     return _gathered(A, products, gather_dim, size)
 
 
@@ -167,17 +150,8 @@ def _multiply_scaled_and_scatter(
     if A_scale.numel() > 1:
         A_scale = A_scale.movedim(place, 0).contiguous().flatten(0, -2).chunk(size)[0]
     stacked = moved.new_empty(rows.shape[0], B.shape[1], dtype=out_dtype or A.dtype)
-    _aten._scaled_mm.out(
-        rows.chunk(size)[0],
-        B,
-        A_scale,
-        B_scale,
-        bias,
-        result_scale,
-        out_dtype,
-        use_fast_accum,
-        out=stacked.chunk(size)[0],
-    )
+    rest = B, A_scale, B_scale, bias, result_scale, out_dtype, use_fast_accum
+    _aten._scaled_mm.out(rows.chunk(size)[0], *rest, out=stacked.chunk(size)[0])
     found = add(stacked.view(*leading, -1).movedim(1, place + 1), dim=0)
     shape = list(output_shape)
     shape[orig_scatter_dim] //= size

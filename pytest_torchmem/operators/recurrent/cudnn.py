@@ -220,31 +220,21 @@ def weight_buffer(trace: Trace, params: list[Tensor], elements: int) -> Tensor |
     return first.detach() if is_flat else None
 
 
-def views_of(trace: Trace, buffer: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
-    """Return tensors of the weights' shapes, one behind the other in ``buffer``. As
-    ``get_parameters`` makes them they are not views to autograd.
-    """
-    offset = 0
-    made = []
-    storage = buffer.untyped_storage()
-    with trace.working():
-        for weight in weights:
-            shape = tuple(weight.shape)
-            stride = (shape[1], 1) if len(shape) == 2 else (1,)
-            made.append(tensor_on(storage, buffer.dtype, shape, stride, offset))
-            offset += weight.numel()
-    return made
-
-
 def flattened(
     trace: Trace, weights: Sequence[Tensor], stride: int, mode: int, size: int, dtype: torch.dtype
 ) -> tuple[Tensor, list[Tensor]]:
-    """Return a new flat buffer, and the copies of the weights that lie in it."""
+    """Return a new flat buffer, and the copies of the weights that lie in it, one behind the other.
+    As ``get_parameters`` makes them they are not views to autograd.
+    """
     elements = weight_elements(weights, stride, mode, size)
     buffer = torch.zeros(elements, dtype=dtype, device=weights[0].device)
-    views = views_of(trace, buffer, weights)
-    for view, weight in zip(views, weights, strict=True):
-        view.copy_(weight)
+    views, storage, offset = list[Tensor](), buffer.untyped_storage(), 0
+    for weight in weights:
+        strides = (weight.shape[1], 1) if weight.dim() == 2 else (1,)
+        with trace.working():
+            views.append(tensor_on(storage, dtype, tuple(weight.shape), strides, offset))
+        views[-1].copy_(weight)
+        offset += weight.numel()
     return buffer, views
 
 
