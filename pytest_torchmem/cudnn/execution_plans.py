@@ -195,9 +195,6 @@ def _without_compiling(backend: Backend, configuration: int, engine: int) -> int
 
 
 _TYPES = {"float16": "HALF", "bfloat16": "BFLOAT16", "float32": "FLOAT"}
-_Graph = Any
-_Tensor = Any
-Tensors = Mapping[str, _Tensor]
 
 
 class Frontend:
@@ -213,11 +210,7 @@ class Frontend:
             return Answer(why="nvidia-cudnn-frontend is not installed")
         try:
             graph = self._graph(device, question)
-            tensors = self._tensors(graph, question)
-            if question["direction"] == "forward":
-                self._forward(graph, tensors, question)
-            else:
-                self._backward(graph, tensors, question)
+            self._build(graph, question)
             graph.validate()
             graph.build_operation_graph()
             graph.create_execution_plans([self._cudnn.heur_mode.A])
@@ -243,7 +236,7 @@ class Frontend:
     def _type(self, name: str) -> Any:
         return getattr(self._cudnn.data_type, _TYPES[name])
 
-    def _graph(self, device: Mapping[str, Any], question: Question) -> _Graph:
+    def _graph(self, device: Mapping[str, Any], question: Question) -> Any:
         single = self._type("float32")
         return self._cudnn.pygraph(
             io_data_type=self._type(question["operands"]["query"][0]),
@@ -253,57 +246,38 @@ class Frontend:
             device_property=self._cudnn.create_device_properties(json.dumps(device)),
         )
 
-    def _tensors(self, graph: _Graph, question: Question) -> dict[str, _Tensor]:
+    def _build(self, graph: Any, question: Question) -> None:
+        """Add attention to a graph, and say where its results lie."""
+        operands, backward = question["operands"], question["direction"] == "backward"
         made = {
             name: graph.tensor(name=name, dim=shape, stride=strides, data_type=self._type(dtype))
-            for name, (dtype, shape, strides) in question["operands"].items()
-            if question["direction"] == "backward" or name not in ("output", "statistics")
+            for name, (dtype, shape, strides) in operands.items()
+            if backward or name not in ("output", "statistics")
         }
         ones = {"dim": [1, 1, 1, 1], "stride": [1, 1, 1, 1]}
-        made["scale"] = graph.tensor(
-            name="scale", is_pass_by_value=True, data_type=self._type("float32"), **ones
-        )
+        single, integers = self._type("float32"), self._cudnn.data_type.INT64
+        scale = graph.tensor(name="scale", is_pass_by_value=True, data_type=single, **ones)
+        options = {"q": made["query"], "k": made["key"], "v": made["value"], "attn_scale": scale}
+        options["use_causal_mask"] = question["causal"]
+        if "bias" in made:
+            options["bias"] = made["bias"]
         if question["dropout"]:
-            integers = self._cudnn.data_type.INT64
-            made["seed"] = graph.tensor(name="seed", data_type=integers, **ones)
-            made["offset"] = graph.tensor(name="offset", data_type=integers, **ones)
-        return made
-
-    def _options(self, tensors: Tensors, question: Question) -> dict[str, Any]:
-        options: dict[str, Any] = {
-            "q": tensors["query"],
-            "k": tensors["key"],
-            "v": tensors["value"],
-            "attn_scale": tensors["scale"],
-            "use_causal_mask": question["causal"],
-        }
-        if "bias" in tensors:
-            options["bias"] = tensors["bias"]
-        if question["dropout"]:
-            options["dropout"] = (question["dropout"], tensors["seed"], tensors["offset"])
-        return options
-
-    def _forward(self, graph: _Graph, tensors: Tensors, question: Question) -> None:
-        operands = question["operands"]
-        given = self._options(tensors, question)
-        output, statistics = graph.sdpa(is_inference="statistics" not in operands, **given)
-        self._give(output, operands["output"])
-        if "statistics" in operands:
-            self._give(statistics, operands["statistics"])
-
-    def _backward(self, graph: _Graph, tensors: Tensors, question: Question) -> None:
-        gradients = graph.sdpa_backward(
-            o=tensors["output"],
-            dO=tensors["gradient"],
-            stats=tensors["statistics"],
-            **self._options(tensors, question),
-        )
-        for gradient, name in zip(gradients, ("query", "key", "value"), strict=True):
-            self._give(gradient, question["operands"][name])
-
-    def _give(self, tensor: _Tensor, geometry: tuple[str, list[int], list[int]]) -> None:
-        dtype, shape, strides = geometry
-        tensor.set_output(True).set_dim(shape).set_stride(strides).set_data_type(self._type(dtype))
+            state = (
+                graph.tensor(name=one, data_type=integers, **ones) for one in ("seed", "offset")
+            )
+            options["dropout"] = (question["dropout"], *state)
+        if backward:
+            names = ["query", "key", "value"]
+            rest = {"o": made["output"], "dO": made["gradient"], "stats": made["statistics"]}
+            results = graph.sdpa_backward(**rest, **options)
+        else:
+            names = ["output", "statistics"]
+            results = graph.sdpa(is_inference="statistics" not in operands, **options)
+        for result, name in zip(results, names, strict=True):
+            if name in operands:
+                dtype, shape, strides = operands[name]
+                result.set_output(True).set_dim(shape).set_stride(strides)
+                result.set_data_type(self._type(dtype))
 
 
 def main(path: str, frontend: str = "") -> None:
