@@ -22,7 +22,6 @@ from operator import mul
 from pathlib import Path
 from typing import Any, NamedTuple
 
-DIRECTIONS = ("forward", "backward_input", "backward_weight")
 PREFIX = "cudnn::"
 ALIGNED = 32
 """Bytes; what ``getAlignment`` of native/cudnn/Conv_v8.cpp looks for at most."""
@@ -53,7 +52,7 @@ class ConvolutionQuestion(NamedTuple):
     """
 
     direction: str
-    """One of ``DIRECTIONS``."""
+    """``"forward"``, ``"backward_input"`` or ``"backward_weight"``."""
     x: Operand
     w: Operand
     y: Operand

@@ -74,31 +74,26 @@ def fused_or_unfused(machine: Gpu, call: CompositeCall, layer: AttentionLayer) -
     projected = _qkv_projection(layer.query, layer.key, layer.value, layer.qkv_weight)
     q, k, v = _projection_of_dense(projected, layer.qkv_bias, heads)
     del projected
-    kept = _attend(layer, q, k, v, lambda scores: _masked_softmax(scores, layer))
+    kept = _attend(layer, q, k, v)
     merged = q.transpose(1, 2).reshape(batch, steps, embed)
     result = functional.linear(merged, layer.proj_weight, layer.proj_bias)
     del merged
     return result, _averaged(kept, layer)
 
 
-def _attend(
-    layer: AttentionLayer, q: Tensor, k: Tensor, v: Tensor, softmax: Callable[[Tensor], Tensor]
-) -> Tensor | None:
+def _attend(layer: AttentionLayer, q: Tensor, k: Tensor, v: Tensor) -> Tensor | None:
     """Multiply, softmax, multiply, into ``q``; return the weights where they are needed."""
     scores = torch.bmm(q.flatten(0, 1), k.flatten(0, 1).transpose(1, 2))
-    weights = softmax(scores.view(*q.shape[:3], k.size(2)))
+    scores = scores.view(*q.shape[:3], k.size(2))
+    if layer.query.is_nested:
+        weights = _aten._nested_tensor_softmax_with_shape.default(scores, layer.query)
+    elif layer.mask is None:  # ``masked_softmax``: in place
+        weights = _aten._softmax.out(scores, -1, False, out=scores)
+    else:
+        weights = _aten._masked_softmax.default(scores, layer.mask.bool(), 3, layer.mask_type)
     del scores
     torch.bmm(weights.flatten(0, 1), v.flatten(0, 1), out=q.flatten(0, 1))
     return weights if layer.need_weights else None
-
-
-def _masked_softmax(scores: Tensor, layer: AttentionLayer) -> Tensor:
-    """``masked_softmax``: in place without a mask."""
-    if layer.mask is None:
-        whole: Tensor = _aten._softmax.out(scores, -1, False, out=scores)
-    else:
-        whole = _aten._masked_softmax.default(scores, layer.mask.bool(), 3, layer.mask_type)
-    return whole
 
 
 def _averaged(weights: Tensor | None, layer: AttentionLayer) -> Tensor | None:
@@ -150,8 +145,7 @@ def of_nested(nested: NestedTensors, layer: AttentionLayer) -> tuple[Tensor, Ten
     del projected
     q, k, v = _projection_of_dense(qkv, layer.qkv_bias, heads)
     del qkv
-    softmax = _aten._nested_tensor_softmax_with_shape.default
-    kept = _attend(layer, q, k, v, lambda scores: softmax(scores, layer.query))
+    kept = _attend(layer, q, k, v)
     merged = _aten._nested_from_padded.default(q, sizes, True)
     output = torch.addmm(
         layer.proj_bias, merged.values().view(-1, layer.embed_dim), layer.proj_weight.t()

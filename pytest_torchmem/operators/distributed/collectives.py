@@ -76,7 +76,14 @@ def describe() -> None:
             operator(name, work_holds=frozenset(on))
         if name.endswith("_tensor_out"):
             operator(name).meta()(_written)
-    describe_checks(names)
+        checks = _functional_sent if name.startswith(_FUNCTIONAL) else _OF_GLOO.get(name)
+        if checks is not None:
+            operator(name).check("cpu")(checks)
+    operator(*_OF_TENSORS).check("cuda")(_dense_tensors)
+    operator("c10d::allreduce_").sparse()(_sparse_reduced)
+    operator(_GATHERS).check("cuda")(_gathered_by_nccl)
+    operator(_SCATTERS).check("cuda")(_scattered_by_nccl)
+    operator(_EXCHANGES).check("cuda")(_exchanged_by_nccl)
     present(*_WITHOUT_META).meta()(_nothing)
     present(_LISTS).meta()(_lists)
     flattens = present(
@@ -135,19 +142,6 @@ _SENT_BY_GLOO = (
     *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
 )
 """ProcessGroupGloo.cpp, ``GENERATE_ALL_TYPES``; complex numbers come as pairs of real ones."""
-
-
-def describe_checks(names: Iterable[str]) -> None:
-    """Let groups refuse what their backends do, of the collectives ``names``."""
-    for name in names:
-        checks = _functional_sent if name.startswith(_FUNCTIONAL) else _OF_GLOO.get(name)
-        if checks is not None:
-            operator(name).check("cpu")(checks)
-    operator(*_OF_TENSORS).check("cuda")(_dense_tensors)
-    operator("c10d::allreduce_").sparse()(_sparse_reduced)
-    operator(_GATHERS).check("cuda")(_gathered_by_nccl)
-    operator(_SCATTERS).check("cuda")(_scattered_by_nccl)
-    operator(_EXCHANGES).check("cuda")(_exchanged_by_nccl)
 
 
 def size_of(process_group: Any) -> int:
