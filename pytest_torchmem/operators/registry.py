@@ -336,6 +336,8 @@ DESCRIBED: dict[str, dict[str, None]] = {}
 
 ASPECTS = frozenset(one.name for one in fields(OperatorRecord) if one.type == Functions)
 """The fields of a record that are functions by device."""
+SHARED = ASPECTS - {"decomposition", "path", "nested", "compressed", "values", "storages"}
+"""Those that are also an overload's that has none of its own."""
 
 
 class Operators(NamedTuple):

@@ -10,9 +10,11 @@ import torch
 
 from pytest_torchmem.operators.calls import Binding, Bound, InOrder
 from pytest_torchmem.operators.registry import (
+    ASPECTS,
     DEVICES,
     EVERY,
     LEADS,
+    SHARED,
     Fills,
     OperatorKind,
     OperatorRecord,
@@ -25,11 +27,6 @@ from pytest_torchmem.operators.registry import (
 from pytest_torchmem.profile.timeline import Kind
 from pytest_torchmem.step.trees import argument_tensors
 from pytest_torchmem.torch_private import keys
-
-
-def _aspect(name: str, shared: bool = False) -> cached_property[Bound | None]:
-    """An aspect of an overload; one that is ``shared`` is also that of overloads without one."""
-    return cached_property(lambda on: on._bound(name, shared))
 
 
 def _positions(name: str) -> cached_property[tuple[int, ...]]:
@@ -52,23 +49,15 @@ class OnDevice:
     @cached_property
     def meta(self) -> Callable[..., Any] | None:
         """The function for the geometry of the outputs, called as the operator is."""
-        binding = self._bound("meta", shared=True)
+        binding = self._bound("meta")
         return None if binding is None else lambda *args, **kwargs: binding(args, kwargs)
 
-    check = _aspect("check", shared=True)
-    check_values = _aspect("check_values", shared=True)
-    workspace = _aspect("workspace", shared=True)
-    decomposition = _aspect("decomposition")
-    path = _aspect("path")
-    nested = _aspect("nested")
-    sparse = _aspect("sparse", shared=True)
-    compressed = _aspect("compressed")
-    values = _aspect("values")
-    unread = _aspect("unread", shared=True)
-    flops = _aspect("flops", shared=True)
-    entry_flops = _aspect("entry_flops", shared=True)
-    at_most = _aspect("at_most", shared=True)
-    storages = _aspect("storages")
+    def __getattr__(self, aspect: str) -> Bound | None:
+        """Return another aspect that is a function."""
+        if aspect not in ASPECTS:
+            raise AttributeError(aspect)
+        self.__dict__[aspect] = found = self._bound(aspect)
+        return found
 
     @cached_property
     def python_kernel(self) -> Any:
@@ -85,11 +74,11 @@ class OnDevice:
         record = find_record(self._name)
         return record is not None and self._device in record.not_on
 
-    def _bound(self, aspect: str, shared: bool = False) -> Bound | None:
+    def _bound(self, aspect: str) -> Bound | None:
         taught = self.taught
         if taught is not None and aspect in taught.aspects:
             return InOrder(taught.aspects[aspect], self._overload, LEADS[aspect])
-        names = (self._name, self._name.partition(".")[0]) if shared else (self._name,)
+        names = [self._name, *([self._name.partition(".")[0]] if aspect in SHARED else [])]
         for device in (self._device, EVERY):
             for name in names:
                 record = find_record(name)
