@@ -301,8 +301,7 @@ def main(path: str, frontend: str = "") -> None:
             found = attention.answer(device, question)
         else:
             found = answer(backend, device, question)
-        plans = [[plan.workspace, plan.engine, plan.notes] for plan in found.plans]
-        _write(pipe, {"plans": plans, "why": found.why})
+        _write(pipe, {"plans": found.plans, "why": found.why})
 
 
 def _write(pipe: IO[str], message: dict[str, Any]) -> None:

@@ -72,8 +72,7 @@ class DiskMemory:
     def add(self, place: Place, answer: questions.Answer, on_disk: bool = True) -> None:
         """Remember an answer; where nothing can or shall be written, for this process alone."""
         self._found[place] = answer
-        plans = [[plan.workspace, plan.engine, plan.notes] for plan in answer.plans]
-        line = json.dumps([*place, plans, answer.why], separators=(",", ":")) + "\n"
+        line = json.dumps([*place, answer.plans, answer.why], separators=(",", ":")) + "\n"
         if self._path is not None and on_disk:
             with contextlib.suppress(OSError):
                 self._path.parent.mkdir(parents=True, exist_ok=True)
