@@ -169,10 +169,8 @@ class TraceContext:
         """Let what a composite operator makes first of all be where its tensor is."""
         record = self.record(tensor)
         placement = self._parts.placement
-        if record is None:  # a real one, which the trace has not met yet
-            placement.run_on_host()
-        else:
-            placement.begin_on(record.ledger)
+        # A real one may be there that the trace has not met yet.
+        placement.last = self._parts.ledger.on(_CPU) if record is None else record.ledger
 
     def device_beside(self, args: Args, kwargs: Kwargs) -> torch.device:
         """Return where that is made which C++ asks the CPU for in a call of an operator."""

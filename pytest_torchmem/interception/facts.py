@@ -50,6 +50,7 @@ from pytest_torchmem.profile.timeline import Origin, Phase
 from pytest_torchmem.step.trees import tensors_by_path, tensors_in
 from pytest_torchmem.torch_private import modes
 from pytest_torchmem.torch_private.distributed import arguments_of_sharding
+from pytest_torchmem.torch_private.patches import having
 from pytest_torchmem.torch_private.settings import figure_settings, saved_tensors_hooks
 from pytest_torchmem.torch_private.tensors import CHILDREN, current_node, node_number, unwrapped
 from pytest_torchmem.torch_private.tensors import PARAMETERS as OWN_PARAMETERS
@@ -419,11 +420,9 @@ class FactCollector:
             name = f"nn.{kind.__name__}"
             with suppress(AttributeError):  # of which the program has taken one away
                 switches = [one for one in _switches(kind) if own.get(one) is True]
-                self.describes = get_ident()
-                try:  # ``nn.EmbeddingBag`` prints its weights to say a few numbers
+                with having(self, describes=get_ident()):
+                    # ``nn.EmbeddingBag`` prints its weights to say a few numbers
                     settings = _settings_with(module.extra_repr(), (*switches,))
-                finally:
-                    self.describes = 0
         else:  # a program's ``extra_repr`` may compute something, which would be traced
             own_settings = _scalars(own, own, _is_of_all)
             own_settings.update((key, scalar(one)) for key, one in arguments_of_sharding(module))

@@ -139,7 +139,6 @@ class Interceptor:
         self.inside = 0
         """The thread on which the profiler itself is at work, and tensors answer as torch made
         them; 0 for none."""
-
         self._importing: set[int] = set()
         """Threads that are importing a module."""
         self._specs: dict[int, OperatorSpec] = {}
@@ -150,7 +149,7 @@ class Interceptor:
         parts = self.parts
         self._numbers = parts.numbers
         self.threads.swap(parts.attribution, parts.numbers, parts.placement, parts.phases)
-        self.threads.swap(*parts.streams, self.kernels.sums)
+        self.threads.swap(*parts.streams, *ledger.devices.values(), self.kernels.sums)
         self.threads.when_leaving += [parts.numbers.settle, parts.phases.leave]
 
     # -- entry -------------------------------------------------------------------------------------
@@ -386,13 +385,14 @@ class Interceptor:
         placement = self.parts.placement
         if not tensors:
             asked = kwargs.get("device") if self.mode.placed_on is None else None
-            return asked is None or (asked.type == "cpu" and placement.last_on_host)
+            on_host = placement.last is None or placement.last.device == _CPU
+            return asked is None or (asked.type == "cpu" and on_host)
         asked = kwargs.get("device")
         if asked is not None and asked.type != "cpu":
             return False
         if any(map(self._has_hollow_part, tensors)):
             return False
-        placement.run_on_host()
+        placement.last = self.parts.ledger.on(_CPU)
         return True
 
     def _is_hollow(self, tensor: Tensor) -> bool:

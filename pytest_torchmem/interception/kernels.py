@@ -69,6 +69,7 @@ from pytest_torchmem.profile.timeline import Origin, Phase
 from pytest_torchmem.step.trees import Args, Kwargs, argument_tensors, replace_tensors
 from pytest_torchmem.torch_private.distributed import GATHERS_LISTS, flattened_like, with_work
 from pytest_torchmem.torch_private.kernels import LIKE_ANOTHER, kernel_for, run_composite_explicit
+from pytest_torchmem.torch_private.patches import having
 from pytest_torchmem.torch_private.tensors import ENGINE_CODES, TensorBase, storage_address
 
 _CPU = torch.device("cpu")
@@ -238,7 +239,7 @@ class Kernels:
             if found is None:
                 return LONGER
             memories = found
-        self._placement.begin_on(device)
+        self._placement.last = device
         name = self._decompositions.running or spec.name
         origin = self._attribution.origin(phase, name, frame, node)
         start = len(device.events)
@@ -406,7 +407,7 @@ class Kernels:
         start, origin = len(device.events), self._origin(call.operator, frame)
         of_torch = call.operator.on(device.device.type).decomposition is None
         ahead = self._values.ahead_of_body(call, of_torch=of_torch)
-        with self._log.body() as inner, self._placement.within_body(of_torch):
+        with self._log.body() as inner, having(self._placement, in_cpp=of_torch):
             result, plan = self._decompositions.run(body, call, device, origin)
         if torch.is_autocast_enabled(device.device.type) and any(
             work.spec.name == _TO_COPY for work in inner

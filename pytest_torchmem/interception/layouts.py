@@ -94,7 +94,7 @@ class Layouts:
         device = self.device_of(args, kwargs)
         on_gpu = device.device.type == "cuda"
         real = self._sparse_values.compute(operator, args, kwargs, on_gpu=on_gpu)
-        self._placement.begin_on(device)
+        self._placement.last = device
         with self._interceptor.intercepting():
             machine = self._target.machine(device.device.type)
             result, is_whole = run(machine, self._sparse_values, operator, args, kwargs)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -44,6 +44,8 @@ _UNSAID = (Kind.ACTIVATION, Kind.INPUT, Kind.OTHER)
 
 class DeviceLedger:
     """The allocations of one device in order."""
+
+    per_thread: ClassVar[dict[str, Callable[[], Any]]] = {"stream": int}
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

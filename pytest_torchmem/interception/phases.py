@@ -363,16 +363,7 @@ class Streams:
             "_program": int,
             "_running": lambda: None,
             "_producer": int,
-            "_written": int,
         }
-
-    @property
-    def _written(self) -> int:
-        return self._ledger.stream
-
-    @_written.setter
-    def _written(self, stream: int) -> None:
-        self._ledger.stream = stream
 
     def new(self, priority: int = 0) -> int:
         """Return the number of the next stream of a priority; ``getStreamFromPool``."""

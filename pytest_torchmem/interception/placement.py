@@ -34,7 +34,6 @@ from pytest_torchmem.profile.timeline import Allocation, Confidence, Kind, Origi
 from pytest_torchmem.step.trees import Args, Kwargs, argument_tensors, replace_leaves
 from pytest_torchmem.targets.target import Target, not_linked
 from pytest_torchmem.torch_private.keys import OpOverload
-from pytest_torchmem.torch_private.patches import having
 from pytest_torchmem.torch_private.tensors import (
     current_node,
     hollow_storage,
@@ -335,15 +334,17 @@ class Placement:
     def __init__(self, target: Target, ledger: Ledger) -> None:
         self._target = target
         self._ledger = ledger
-        self._last: DeviceLedger | None = None
+        self.last: DeviceLedger | None = None
+        """Where the last operator ran, or the tensors are of a composite one that is about to."""
         self.nested: DeviceLedger | None = None
         """Where values of a nested tensor are while its kernel runs; its sizes are the host's."""
-        self._in_cpp = False
-        """Whether the body that is running is C++'s."""
+        self.in_cpp = False
+        """Whether the body that is running is C++'s: what it makes without naming a device, and of
+        that alone, is on the host (the index that ``repeat`` makes with ``at::arange``)."""
         self.per_thread: dict[str, Callable[[], Any]] = {
-            "_last": lambda: None,
+            "last": lambda: None,
             "nested": lambda: None,
-            "_in_cpp": bool,
+            "in_cpp": bool,
         }
         self.guessed: dict[int, int] = {}
         """Storages that C++ asked for without saying beside which tensor: a device guessed."""
@@ -359,7 +360,7 @@ class Placement:
             if asked is not None and asked.type == "meta":
                 return None
             if target is not None:
-                if self._in_cpp and asked is None and self._is_beside_host(call):
+                if self.in_cpp and asked is None and self._is_beside_host(call):
                     return self._ledger.on(_CPU)
                 return self._ledger.on(target)
             if asked is not None and asked.type != "cpu":
@@ -377,14 +378,8 @@ class Placement:
         device = call.records[0].ledger
         if len(self._ledger.devices) > 1 or call.operator.record.across_devices:
             device = self._shared(call, device)
-        self._last = device
+        self.last = device
         return device
-
-    def within_body(self, in_cpp: bool) -> AbstractContextManager[None]:
-        """Let an operator's body be run: ``in_cpp``, what it makes without naming a device, and of
-        that alone, is on the host (the index that ``repeat`` makes with ``at::arange``).
-        """
-        return having(self, _in_cpp=in_cpp)
 
     def _is_beside_host(self, call: Call) -> bool:
         """Return whether all of a call's tensors are on the host, or it has none and makes one.
@@ -402,23 +397,10 @@ class Placement:
         dtype = kwargs.get("dtype")
         if self.nested is not None and dtype is not None:
             return self.nested if dtype.is_floating_point else self._ledger.on(_CPU)
-        if self._last is not None:
-            return self._last
+        if self.last is not None:
+            return self.last
         device = self._ledger.on(self._target.device)
         return device if device.entries else self._ledger.on(_CPU)
-
-    @property
-    def last_on_host(self) -> bool:
-        """Whether the last operator, if there was any, ran on the host."""
-        return self._last is None or self._last.device == _CPU
-
-    def begin_on(self, device: DeviceLedger) -> None:
-        """Take note of where the tensors of a composite operator are, which is about to run."""
-        self._last = device
-
-    def run_on_host(self) -> None:
-        """Take note of an operator that ran on real tensors of the host."""
-        self._last = self._ledger.on(_CPU)
 
     def _shared(self, call: Call, device: DeviceLedger) -> DeviceLedger:
         """Return the device that all tensors of a call are on, or go with."""

@@ -170,9 +170,8 @@ def run_compressed(
     try:
         if kernel is not None:
             return kernel(args, kwargs, machine=machine), True
-        if not operator.shared.compressed_by_operators and keys.has_compressed_kernel(
-            operator.overload
-        ):
+        own = keys.has_kernel(operator.overload.name(), keys.COMPRESSED_CPU)
+        if own and not operator.shared.compressed_by_operators:
             raise unsupported_layout(
                 operator.overload, "its arguments are compressed sparse tensors"
             )

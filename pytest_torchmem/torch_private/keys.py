@@ -175,12 +175,6 @@ def has_kernel_on(operator: OpOverload, device: str) -> bool:
 
 
 @cache
-def has_compressed_kernel(operator: OpOverload) -> bool:
-    """Return whether ``operator`` has a kernel of its own for compressed sparse tensors."""
-    return has_kernel(operator.name(), "SparseCsrCPU")
-
-
-@cache
 def is_structured(operator: OpOverload) -> bool:
     """Return whether the geometry of an operator's outputs is set in C++ for all devices.
 

@@ -40,7 +40,7 @@ from pytest_torchmem.torch_private.names import (
     private_name,
     torch_library,
 )
-from pytest_torchmem.torch_private.patches import Patch, replaced
+from pytest_torchmem.torch_private.patches import Patch, having, replaced
 
 NOT_SAID = object()
 
@@ -550,11 +550,8 @@ def _as_where_it_is_on(autocast: Any, frame: Any) -> Iterator[None]:
     if autocast.device != "cuda" or has_gpu() or not torch.cuda.is_available():
         yield  # as the program has asked for
     elif is_decorator and not _says_enabled(frame.f_locals["func"]):
-        autocast._enabled = True
-        try:
+        with having(autocast, _enabled=True):
             yield
-        finally:
-            autocast._enabled = False
     else:
         if not is_decorator:
             warnings.warn(_WAS_OFF, stacklevel=5)

@@ -428,11 +428,8 @@ class DataLoaders(Functions):
         if self._trace.off() or not loader.pin_memory:
             original(iterator, loader)
             return
-        loader.pin_memory = False
-        try:
+        with patches.having(loader, pin_memory=False):
             original(iterator, loader)
-        finally:
-            loader.pin_memory = True
         self._pinning.add(iterator)
 
     @instead_of(patches.next_batch)

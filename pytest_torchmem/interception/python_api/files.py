@@ -246,11 +246,8 @@ class Pickling(Functions):
         if self._trace.off():
             original(obj, file, pickle_module, pickle_protocol)
             return
-        self.older = True
-        try:
+        with patches.having(self, older=True):
             torch.serialization.save(obj, file, pickle_module, pickle_protocol)
-        finally:
-            self.older = False
 
 
 _NOTHING = object()

@@ -103,14 +103,9 @@ class Changes(Functions):
         if self._trace.own is None:
             yield
             return
-        self._trace.note_module = self._whole
-        self._trace.own.gone.tell = self._trace.strike_unless_used
-        try:
-            with self._methods:
-                yield
-        finally:
-            self._trace.note_module = lambda module: None
-            self._trace.own.gone.tell = lambda data: None
+        told = patches.having(self._trace.own.gone, tell=self._trace.strike_unless_used)
+        with patches.having(self._trace, note_module=self._whole), told, self._methods:
+            yield
 
     @property
     def _own(self) -> InPlace:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -35,6 +35,7 @@ from pytest_torchmem.step.trees import argument_tensors, replace_tensors
 from pytest_torchmem.torch_private.devices import EventType, profiler_runs
 from pytest_torchmem.torch_private.keys import OpOverload, at_kernels, schema
 from pytest_torchmem.torch_private.names import TORCH_VERSION
+from pytest_torchmem.torch_private.patches import having
 from pytest_torchmem.torch_private.settings import OneThread
 from pytest_torchmem.torch_private.tensors import (
     bytes_of,
@@ -45,6 +46,7 @@ from pytest_torchmem.torch_private.tensors import (
 )
 
 _CPU = torch.device("cpu")
+_AS_IT_IS = nullcontext()
 _DROPOUT = "aten::native_dropout"
 _FEW = 1 << 15
 """Elements up to which one thread is as fast as several: ``at::internal::GRAIN_SIZE``
@@ -67,20 +69,14 @@ def run_for_real(call: Call, values: list[Tensor], *, alone: bool = False) -> An
     is zero, so that a trace is the same every time. ``alone``: on this thread, however many
     elements there are. Raises what the kernel raises.
     """
-    if not call.operator.random or call.device is None:
-        return _run_whatever(call, values, alone)
-    with generators.drawing_on(call.device.device):
-        return _run_whatever(call, values, alone)
-
-
-def _run_whatever(call: Call, values: list[Tensor], alone: bool) -> Any:
-    alone = alone or are_few(values)
-    try:
-        result = _run(call, values, alone)
-    except (RuntimeError, NotImplementedError) as error:
-        if not any(words in str(error) for words in TYPE_REFUSED):
-            raise
-        return _run_in_another_type(call, values, alone)
+    alone, draws = alone or are_few(values), call.operator.random and call.device is not None
+    with generators.drawing_on(cast(Any, call.device).device) if draws else _AS_IT_IS:
+        try:
+            result = _run(call, values, alone)
+        except (RuntimeError, NotImplementedError) as error:
+            if not any(words in str(error) for words in TYPE_REFUSED):
+                raise
+            return _run_in_another_type(call, values, alone)
     if call.operator.makes_empty:
         for tensor in argument_tensors(result):
             tensor.zero_()
@@ -457,12 +453,8 @@ class GraphRecording:
         device, origin = self._device, Origin(self._ledger.phase, "")
         label = "random state of a CUDA graph"
         entry = Allocation(8, Kind.OTHER, origin, (1,), "int64", label)
-        stream = device.stream
-        device.stream = stream if TORCH_VERSION < (2, 12) else 0
-        try:
+        with having(device, stream=device.stream if TORCH_VERSION < (2, 12) else 0):
             self._random = [device.add(entry), device.add(entry)]
-        finally:
-            device.stream = stream
 
     def _of(self, record: StorageRecord) -> Captured:
         found = self._shared.get(record.address)
