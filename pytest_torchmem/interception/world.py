@@ -35,7 +35,7 @@ from pytest_torchmem.interception.values.messages import AWAITED_CHANGE, AWAITED
 from pytest_torchmem.journal.journal import variables
 from pytest_torchmem.targets.world import World
 from pytest_torchmem.torch_private import distributed as groups
-from pytest_torchmem.torch_private.patches import Replacements, added, replaced_all
+from pytest_torchmem.torch_private.patches import Replacements, added, class_unless, replaced_all
 
 _Store: Any = getattr(torch.distributed, "Store", object)
 
@@ -446,7 +446,12 @@ def _rendezvous(
     c10d: Any = torch.distributed.distributed_c10d
     rendezvous, initialise = c10d.rendezvous, c10d.init_process_group
     stores_alive: list[SharedStore] = []
-    make_store = partial(SharedStore, world.size, stores_alive, mailbox)
+
+    def off() -> bool:
+        return not on_thread()
+
+    def make_store(*_: Any, **__: Any) -> SharedStore:
+        return SharedStore(world.size, stores_alive, mailbox)
 
     def meet(*args: Any, **kwargs: Any) -> Iterator[Any]:
         if not on_thread():
@@ -483,7 +488,7 @@ def _rendezvous(
         functions["split_group"] = _splitting(c10d.split_group, on_thread)
     modules = (c10d, torch.distributed, torch.distributed.device_mesh)
     stores = {
-        name: _store_class(getattr(torch.distributed, name), make_store, on_thread)
+        name: class_unless(off, make_store, getattr(torch.distributed, name), SharedStore)
         for name in _STORES
         if hasattr(torch.distributed, name)
     }
@@ -531,21 +536,6 @@ def _splitting(original: Any, on_thread: Callable[[], bool]) -> Callable[..., An
         return found
 
     return split_group
-
-
-def _store_class(
-    original: Any, make: Callable[[], SharedStore], on_thread: Callable[[], bool]
-) -> Any:
-    """Return what stands for a class of stores, which wait for other processes."""
-
-    class Kind(type(original)):  # type: ignore[misc]
-        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-            return make() if on_thread() else original(*args, **kwargs)
-
-        def __instancecheck__(cls, instance: Any) -> bool:
-            return isinstance(instance, (original, SharedStore))
-
-    return Kind(original.__name__, (), {"__doc__": original.__doc__})
 
 
 @contextmanager

@@ -256,8 +256,8 @@ class InPlace:
         self._gradients: list[tuple[ref[Tensor], Tensor | None]] = []
         """Those of tensors whose parts lie elsewhere."""
         self._noted: dict[int, Noted] = {}
-        self._optimizers: WeakSet[Optimizer] = WeakSet()
-        """Those of the program's own, and those that it has made."""
+        self.optimizers: WeakSet[Optimizer] = WeakSet()
+        """Those of the program's own, and those that it has made, which keep their state."""
         self._others: list[Callable[[], None]] = []
         """What gives back what is noted in the course of a step."""
         self.gone = Gone()
@@ -289,7 +289,7 @@ class InPlace:
             for tensor in reached.every_tensor():
                 if id(tensor) not in self.given:
                     self.note(tensor, keeps=not _is_hollow(tensor))
-            self._optimizers.update(reached.optimizers)
+            self.optimizers.update(reached.optimizers)
 
     def _note_value(self, value: Any, name: str) -> None:
         self._note_modules(value, f"{name}.")
@@ -417,7 +417,7 @@ class InPlace:
         """Take note of a module or an optimizer that could not be reached from the beginning.
         ``tables``: what has been in these of its own, which were changed already.
         """
-        if self.knows(one) if isinstance(one, nn.Module) else one in self._optimizers:
+        if self.knows(one) if isinstance(one, nn.Module) else one in self.optimizers:
             return
         reached = contents.Reached(None, one)
         self._note_reached(reached)
@@ -425,10 +425,6 @@ class InPlace:
         self._others.append(
             contents.ProgramState(reached, self.references(), of_modules=True).restore
         )
-
-    def note_new(self, optimizer: Optimizer) -> None:
-        """Take note that a program has made an optimizer, which keeps its state."""
-        self._optimizers.add(optimizer)
 
     # -- and given back ----------------------------------------------------------------------------
 

@@ -141,12 +141,9 @@ class _Process:
     turns = threading.RLock()
 
 
-def _begin_in_forked_process() -> None:
-    _Process.turns = threading.RLock()  # the other may be held by a thread that is not there
-
-
 if hasattr(os, "register_at_fork"):  # not on Windows, where nothing forks
-    os.register_at_fork(after_in_child=_begin_in_forked_process)
+    # Another lock: that one may be held by a thread that is not there.
+    os.register_at_fork(after_in_child=lambda: setattr(_Process, "turns", threading.RLock()))
 
 
 def turns() -> Any:

@@ -99,6 +99,27 @@ def unless(
     return either
 
 
+def class_unless(
+    off: Callable[[], bool], instead: Callable[..., Any], original: Any, kind: type
+) -> Any:
+    """Return the class of what calls ``instead``, which makes a ``kind``, and ``original`` where
+    ``off()``; objects of both are its.
+    """
+
+    class Kind(type(original)):  # type: ignore[misc]
+        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+            return (original if off() else instead)(*args, **kwargs)
+
+        def __instancecheck__(cls, instance: Any) -> bool:
+            return isinstance(instance, (original, kind))
+
+        def __subclasscheck__(cls, subclass: Any) -> bool:
+            # Of a build without CUDA torch.cuda.Stream is no subclass of torch.Stream.
+            return issubclass(vars(subclass).get("in_trace", subclass), (original, kind))
+
+    return Kind(original.__name__, (), {"__doc__": original.__doc__, "in_trace": kind})
+
+
 class having(AbstractContextManager[None]):
     """A context in which an object of this package has other attributes."""
 

@@ -121,9 +121,8 @@ class Generator(torch.Generator, metaclass=_Kind):
         made.graphsafe_set_state(self)
         return made
 
-    def graphsafe_get_state(self) -> Generator:
-        """Return the state as a generator, as compiled code that is checkpointed saves it."""
-        return self.clone_state()
+    graphsafe_get_state = clone_state
+    """Returns the state as a generator, as compiled code that is checkpointed saves it."""
 
     def graphsafe_set_state(self, state: torch.Generator) -> Generator:
         """Draw from now on what another generator would."""

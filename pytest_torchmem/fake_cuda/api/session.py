@@ -169,19 +169,7 @@ def _device_argument(function: Any) -> tuple[int | None, str]:
 
 @cache
 def _class(original: Any, in_trace: type) -> Any:
-    class Kind(type(original)):  # type: ignore[misc]
-        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-            return (original if SESSION.off() else in_trace)(*args, **kwargs)
-
-        def __instancecheck__(cls, instance: Any) -> bool:
-            return isinstance(instance, (original, in_trace))
-
-        def __subclasscheck__(cls, subclass: Any) -> bool:
-            # Of a build without CUDA torch.cuda.Stream is no subclass of torch.Stream.
-            of_trace = vars(subclass).get("in_trace", subclass)
-            return issubclass(of_trace, (original, in_trace))
-
-    return Kind(original.__name__, (), {"__doc__": original.__doc__, "in_trace": in_trace})
+    return patches.class_unless(SESSION.off, in_trace, original, in_trace)
 
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep

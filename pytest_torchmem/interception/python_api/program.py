@@ -131,7 +131,7 @@ class Changes(Functions):
 
     def _note_new(self, optimizer: Optimizer) -> None:
         if self._trace.own is not None and self._trace.on_thread():
-            self._trace.own.note_new(optimizer)
+            self._trace.own.optimizers.add(optimizer)
 
     def _applying(self, item: Any) -> None:
         """Note that a composable function is applied, such as ``fully_shard``."""
