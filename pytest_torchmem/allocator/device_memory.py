@@ -456,7 +456,6 @@ class DriverAddresses(Addresses):
         self._chunks = [_Chunk(begin, _TOP, [(begin, _TOP)])]
 
     def take(self, size: int) -> int:
-        """Return where ``size`` bytes begin that nothing else has."""
         for chunk in self._chunks:
             for position, (begin, end) in enumerate(chunk.free):
                 if end - begin >= size:
@@ -475,7 +474,6 @@ class DriverAddresses(Addresses):
         return begin
 
     def give_back(self, address: int, size: int) -> None:
-        """Let others have a segment's addresses."""
         position = next(i for i, chunk in enumerate(self._chunks) if address < chunk.end)
         chunk = self._chunks[position]
         merged: list[tuple[int, int]] = []

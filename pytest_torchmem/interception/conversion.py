@@ -152,7 +152,6 @@ def forget_cached() -> None:
 
 
 def _is_one(value: Any, surviving: Container[int], depth: int = _DEPTH) -> bool:
-    """Whether a value is a tensor of ``surviving``, or a tuple that has one."""
     if type(value) is tuple:
         return depth > 0 and any(_is_one(one, surviving, depth - 1) for one in value)
     return id(value) in surviving
@@ -165,7 +164,6 @@ def _all_of(kinds: Container[type]) -> list[Any]:
 
 
 def _kinds_of(kind: type) -> set[type]:
-    """Return a class and all that derive from it."""
     found, waiting = set(), [kind]
     while waiting:
         one = waiting.pop()
@@ -267,7 +265,7 @@ class Conversion:
         self.own: InPlace | None = None
         """What is noted of the program's own tensors, modules and optimizers."""
         self.mapped = MappedFiles()
-        self._met: list[StorageRecord] = []
+        self.met: list[StorageRecord] = []
         """Real tensors that were met, by operators that are running where the host is real."""
         self._foreign: WeakValueDictionary[int, torch.UntypedStorage] = WeakValueDictionary()
         """What lies on memory that torch's allocators did not make, by its address."""
@@ -304,7 +302,7 @@ class Conversion:
         if not made_here:
             if made_meanwhile:
                 self.from_threads[self._attribution.user_line()] = None
-            self._met.append(record)
+            self.met.append(record)
             self._note_foreign(record, storage)
         if private.has_memory(storage) and self._values.worth_knowing(tensor.dtype, tensor.numel()):
             self._remember(record, tensor)
@@ -425,17 +423,12 @@ class Conversion:
             private.bytes_of(tensor.untyped_storage()).copy_(known)
             record.outdated = False
 
-    @property
-    def met(self) -> int:
-        """How many real tensors were met and not forgotten."""
-        return len(self._met)
-
     def part(self, kept: int) -> None:
         """Forget real tensors that were met, but for the first ``kept``; they are met anew."""
-        for record in self._met[kept:]:
+        for record in self.met[kept:]:
             if not record.hollow and self._ledger.records.get(record.address) is record:
                 self._ledger.strike(record)
-        del self._met[kept:]
+        del self.met[kept:]
 
     def meet(
         self,

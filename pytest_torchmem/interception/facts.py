@@ -555,7 +555,6 @@ def _tensors_of(state: object) -> Iterator[str]:
 
 @lru_cache(maxsize=4096)
 def is_installed(filename: str) -> bool:
-    """Return whether a file belongs to an installed package."""
     return any(map(filename.count, _INSTALLED))
 
 

@@ -291,7 +291,7 @@ class Interceptor:
         that another is made of, or copies by, leaves it what it has met.
         """
         conversion = self.parts.conversion
-        met = conversion.met
+        met = len(conversion.met)
         try:
             if spec.kind is OperatorKind.LEAF:
                 result = self.kernels.run(spec, args, kwargs)

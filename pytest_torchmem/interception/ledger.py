@@ -369,22 +369,19 @@ class Ledger:
             entry = Allocation(nbytes, Kind.WORKSPACE, origin, (), "", label, confidence)
             ledger.kept[key] = ledger.add(entry)
 
-    def made(self) -> frozenset[int]:
-        """Return the addresses of the storages that were made and are still alive."""
-        return frozenset(
-            record.address
+    def made(self) -> dict[int, StorageRecord]:
+        """Return the storages that were made and are still alive, by their addresses."""
+        return {
+            record.address: record
             for record in tuple(self.records.values())
             if record.hollow and not record.lent and record() is not None
-        )
+        }
 
     def close(self) -> dict[int, StorageRecord]:
-        """Stop writing down; return the hollow storages that are still alive, by their addresses.
-        Some program's variable, or a traceback's frame, may hold them.
+        """Stop writing down; return what was ``made``. Some program's variable, or a traceback's
+        frame, may hold it.
         """
-        survivors = {}
-        for record in tuple(self.records.values()):
-            if record.hollow and not record.lent:
-                survivors[record.address] = record
+        survivors = self.made()
         self.records.clear()
         return survivors
 

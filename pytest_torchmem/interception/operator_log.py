@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from itertools import islice
 from operator import attrgetter
 from types import CodeType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -126,11 +126,9 @@ def _function_at(code: CodeType, instruction: int) -> str:
     if not hasattr(code, "co_positions"):
         return ""
     found = next(islice(code.co_positions(), instruction // _UNIT, None), None)
-    if found is None:
+    if found is None or None in found:
         return ""
-    first, last, begin, end = found
-    if first is None or last is None or begin is None or end is None:
-        return ""
+    first, last, begin, end = cast(tuple[int, int, int, int], found)
     lines = [line.encode() for line in linecache.getlines(code.co_filename)[first - 1 : last]]
     if len(lines) != last - first + 1 or len(_CONVERTS.findall(b"".join(lines))) > 1:
         return ""  # of several conversions in a line the operator is the same

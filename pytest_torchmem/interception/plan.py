@@ -274,15 +274,8 @@ class Plan:
             self.confidences[output.slot] = Confidence.CALIBRATED
 
 
-class PlanMemory(dict[Any, Plan]):
-    """Plans by operator and geometry; emptied when it holds more than a process should keep."""
-
-    LIMIT = 200_000
-
-    def __setitem__(self, key: Any, plan: Plan) -> None:
-        if len(self) >= self.LIMIT:
-            self.clear()
-        super().__setitem__(key, plan)
+_MOST_PLANS = 200_000
+"""More than a process should keep of one machine's: they are all forgotten then."""
 
 
 @lru_cache(maxsize=64)  # an update's calibration grows from test to test
@@ -292,14 +285,14 @@ def remembered_plans(
     calibration: Calibration | None = None,
     settings: tuple[Any, ...] = (),
     cudnn: Library | str | None = None,
-) -> PlanMemory:
+) -> dict[Any, Plan]:
     """Return the plans that earlier traces of this process found for a machine.
 
     ``cudnn`` is asked about the GPU, or the reason why it is not, which a plan's unknown workspaces
     tell; ``settings`` are torch's own on which a GPU's kernels and
     their workspaces depend.
     """
-    return PlanMemory()
+    return {}
 
 
 def plan_of_result(
@@ -518,6 +511,8 @@ class Plans:
     def remember(self, key: Any, plan: Plan) -> None:
         """Keep a plan under the settings that held when it was looked up."""
         plan.complete()
+        if len(self._plans) >= _MOST_PLANS:
+            self._plans.clear()
         self._plans[key] = plan
 
     def make(

@@ -59,16 +59,21 @@ def run_sparse(
             return result, True
     if operator.shared.sparse_by_operators:
         return run_sparse_kernel(keys.SPARSE_CPU, operator.overload, *args, **kwargs), True
-    result = None if operator.mutated or operator.mutated_names else _twins(known, args, kwargs)
-    if result is None:
+    twins = _twins(known, operator, args, kwargs)
+    if twins is None:
         raise unsupported_layout(operator.overload, "its arguments are sparse tensors")
-    return _by_structure(known, operator, *result), False
+    return _by_structure(known, operator, *twins), False
 
 
-def _twins(known: "SparseValues", args: Args, kwargs: Kwargs) -> tuple[Any, Any, Tensor] | None:
+def _twins(
+    known: "SparseValues", operator: OperatorSpec, args: Args, kwargs: Kwargs
+) -> tuple[Any, Any, Tensor] | None:
     """Return the arguments with real tensors: indices as they are, all other values ones. None
-    where indices are not known. The third is a tensor on the device of the results.
+    where indices are not known, or are written to. The third is a tensor on the device of the
+    results.
     """
+    if operator.mutated or operator.mutated_names:
+        return None
     places: list[Tensor] = []
     unknown: list[Tensor] = []
 
@@ -177,8 +182,7 @@ def run_compressed(
             )
         return run_sparse_kernel(keys.COMPRESSED_CPU, operator.overload, *args, **kwargs), True
     except UnsupportedOperatorError:
-        writes = operator.mutated or operator.mutated_names
-        twins = None if writes else _twins(known, args, kwargs)
+        twins = _twins(known, operator, args, kwargs)
         if twins is None:
             raise
     return _by_structure(known, operator, *twins), False
@@ -243,22 +247,17 @@ class SparseValues:
         twins = replace_tensors((args, kwargs), twin)
         if unknown:
             return None
-        given, named = twins
-        given, named = operator.placed(given, named, _CPU)
-        run = _OTHERS_ON_GPU.get(operator.name) if on_gpu else None
-        try:
-            with keys.at_kernels():
-                return (run or operator.overload)(*given, **named), twins
-        except (RuntimeError, NotImplementedError, ValueError, TypeError) as error:
-            if not on_gpu or _NO_KERNEL not in str(error):
-                return None
-        try:  # what the CPU has no kernel for in half precision, in single
-            with keys.at_kernels():
-                given, named = twins = replace_tensors(twins, _in_single)
-                given, named = operator.placed(given, named, _CPU)
-                return (run or operator.overload)(*given, **named), twins
-        except (RuntimeError, NotImplementedError, ValueError, TypeError):
-            return None
+        run = (_OTHERS_ON_GPU.get(operator.name) if on_gpu else None) or operator.overload
+        for in_single in (False, True):  # what the CPU has no kernel for in half precision
+            try:
+                with keys.at_kernels():
+                    twins = replace_tensors(twins, _in_single) if in_single else twins
+                    given, named = operator.placed(twins[0], twins[1], _CPU)
+                    return run(*given, **named), twins
+            except (RuntimeError, NotImplementedError, ValueError, TypeError) as error:
+                if not on_gpu or _NO_KERNEL not in str(error):
+                    break
+        return None
 
     def keep(self, operator: OperatorSpec, args: Any, kwargs: Any, result: Any, real: Any) -> None:
         """Keep what was computed as the values of ``result`` and of what was written to."""

@@ -128,12 +128,10 @@ class SharedStore(_Store):  # type: ignore[misc]
         return len(self._values)
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Take note of how long others would be waited for."""
         self._timeout = timeout
 
     @property
     def timeout(self) -> timedelta:
-        """How long others would be waited for."""
         return self._timeout
 
 

@@ -72,8 +72,6 @@ class Names:
 
 
 def names_of_cell(cell: types.CellType) -> Names:
-    """Return the variable of a closure."""
-
     def read() -> dict[str, Any]:
         try:
             return {"cell_contents": cell.cell_contents}

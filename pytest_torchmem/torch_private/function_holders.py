@@ -286,7 +286,7 @@ def _held(found: Any, name: str, seen: set[int], depth: int) -> Iterator[HeldOri
 def _places(found: Any) -> Iterator[tuple[Any, Callable[[Any], object]]]:
     """Yield what a function or a mock calls, with what puts something else there."""
     if isinstance(found, types.MethodType):
-        yield found.__func__, _nowhere
+        yield found.__func__, lambda _: None  # which cannot be replaced
         found = found.__self__
     if isinstance(found, types.FunctionType):
         for cell in found.__closure__ or ():
@@ -307,7 +307,3 @@ def _places(found: Any) -> Iterator[tuple[Any, Callable[[Any], object]]]:
 def _attributes(found: Any) -> dict[str, Any]:
     attributes = getattr(found, "__dict__", {})
     return attributes if isinstance(attributes, dict) else {}
-
-
-def _nowhere(_: Any) -> None:
-    """Leave what cannot be replaced."""

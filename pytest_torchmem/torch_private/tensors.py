@@ -9,6 +9,7 @@ import ctypes
 import mmap
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import cache
 from types import CodeType
 from typing import Any, cast
@@ -193,18 +194,12 @@ def numbers_saved_by(outputs: Iterable[Tensor]) -> dict[int, Tensor]:
             continue
         seen.add(node)
         waiting += [after for after, _ in node.next_functions]
-        for name in dir(node):
-            value = _saved(node, name) if name.startswith("_saved_") else None
-            if type(value) is Tensor and value.dim() == 0 and value.device.type == "cpu":
-                found[value.untyped_storage().data_ptr()] = value
+        for name in (name for name in dir(node) if name.startswith("_saved_")):
+            with suppress(RuntimeError):  # freed, or written to since
+                value = getattr(node, name)
+                if type(value) is Tensor and value.dim() == 0 and value.device.type == "cpu":
+                    found[value.untyped_storage().data_ptr()] = value
     return found
-
-
-def _saved(node: Any, name: str) -> Any:
-    try:
-        return getattr(node, name)
-    except RuntimeError:  # freed, or written to since
-        return None
 
 
 def in_engine_thread() -> bool:

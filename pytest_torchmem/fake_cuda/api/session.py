@@ -18,7 +18,7 @@ from functools import cache, partial
 from inspect import signature
 from numbers import Integral
 from types import ModuleType, SimpleNamespace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.accelerator
@@ -44,15 +44,6 @@ class Api:
     classes: tuple[tuple[ModuleType, str, type], ...]
 
 
-class Capture(Protocol):
-    """The capture of a CUDA graph."""
-
-    index: int
-    """The GPU that it is on."""
-    streams: set[int]
-    """The streams that belong to it."""
-
-
 class Session:
     """The trace that is running; a process runs one at a time."""
 
@@ -62,8 +53,8 @@ class Session:
         """By the index of the GPU that they are about, and by module; made when first called."""
         self.memories: Sequence[DeviceMemory] = ()
         """Those of the GPUs, by index."""
-        self.captures: list[Capture] = []
-        """The graphs that are being captured, in order."""
+        self.captures: list[Any] = []
+        """The captures of graphs that go on, in order (``streams.GraphCapture``)."""
 
     def off(self) -> bool:
         """Return whether torch's own function or class is meant."""

@@ -18,7 +18,7 @@ import torch
 from pytest_torchmem.allocator.caching import segments
 from pytest_torchmem.allocator.device_memory import PoolId
 from pytest_torchmem.errors import UsageError
-from pytest_torchmem.fake_cuda.api.session import SESSION, Capture
+from pytest_torchmem.fake_cuda.api.session import SESSION
 from pytest_torchmem.fake_cuda.memory import DeviceMemory
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.torch_private.devices import host_cache_known
@@ -108,7 +108,7 @@ class Event:
     def __init__(self, *_: Any, **__: Any) -> None:
         self.device = torch.device("cuda", _current_device())
         self.event_id = self.cuda_event = 0
-        self.capture: Capture | None = None
+        self.capture: GraphCapture | None = None
         """The capture of a graph that it was recorded in."""
 
     synchronize = _at_once
@@ -147,13 +147,12 @@ class StreamContext:
             self.stream.__exit__(*exception)
 
 
-def capture_of(index: int, stream: int) -> Capture | None:
-    """Return the capture that a stream of a GPU belongs to, None for no capture."""
+def capture_of(index: int, stream: int) -> "GraphCapture | None":
     captures = (one for one in SESSION.captures if one.index == index and stream in one.streams)
     return next(captures, None)
 
 
-def _join(stream: Stream, capture: Capture | None) -> None:
+def _join(stream: Stream, capture: "GraphCapture | None") -> None:
     """Let a stream that waits for a captured one be captured too (CUDA, stream capture)."""
     if capture is not None and capture in SESSION.captures:
         capture.streams.add(stream.stream_id)

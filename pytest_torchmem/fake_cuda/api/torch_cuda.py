@@ -118,7 +118,6 @@ def _default_generator(device: int | None = None) -> torch.Generator:
 
 
 def _select(device: int) -> int:
-    """Make a GPU the current one; return the one that was."""
     return session.SESSION.running.select(device)
 
 

@@ -103,15 +103,18 @@ class RealStorages(Functions):
             self._trace.meet_storage(storage)
         return storage
 
-    @instead_of(torch.UntypedStorage)
-    def from_buffer(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+    @instead_of(torch.UntypedStorage, "from_buffer")
+    @instead_of(torch.random, "get_rng_state")
+    @instead_of(torch, "get_rng_state")
+    def copied(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         """Book a copy of a program's bytes: an object that is sent, say
-        (torch/distributed/distributed_c10d.py, ``_object_to_tensor``).
+        (torch/distributed/distributed_c10d.py, ``_object_to_tensor``); or the tensor that the CPU's
+        generator writes its state to.
         """
-        storage = original(*args, **kwargs)
+        made = original(*args, **kwargs)
         if not self._trace.off():
-            self._trace.expect_made(storage)
-        return storage
+            (self._trace.meet if isinstance(made, Tensor) else self._trace.expect_made)(made)
+        return made
 
     @instead_of(patches.RECEIVING[0])
     @instead_of(patches.RECEIVING[1])
@@ -202,15 +205,6 @@ class RealStorages(Functions):
             return original(storage)  # type: ignore[no-any-return]
 
         return size
-
-    @instead_of(torch.random)
-    @instead_of(torch)
-    def get_rng_state(self, original: Any) -> Tensor:
-        """Book the tensor that the CPU's generator writes its state to."""
-        state: Tensor = original()
-        if not self._trace.off():
-            self._trace.meet(state)
-        return state
 
 
 _CPU = torch.device("cpu")
@@ -491,7 +485,6 @@ class ValueMethods(Functions):
 
     @instead_of(Tensor)
     def tolist(self, original: Any, tensor: Tensor) -> Any:
-        """Return lists of numbers."""
         record = self._trace.without_memory(tensor)
         if record is None:
             return original(tensor)
@@ -518,7 +511,6 @@ class ValueMethods(Functions):
 
     @instead_of(Tensor, "__dlpack__")
     def dlpack(self, original: Any, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Return a capsule of values that are known."""
         contents = self._trace.values.contents
         record = self._trace.without_memory(tensor)
         if record is None:

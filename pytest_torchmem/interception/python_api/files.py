@@ -359,7 +359,6 @@ def sparse_files(trace: TraceContext, pickling: Pickling) -> patches.Replacement
                 pickling.keep(self._target)
 
         def _raise(self) -> None:
-            """Raise what the file has raised, once."""
             if self._file is not None and (error := self._file.error) is not None:
                 self._file = None
                 raise error

@@ -381,7 +381,12 @@ class Processes(Functions):
             except (ProcessExitedException, ProcessRaisedException) as error:
                 if trace.off():
                     raise
-                raise UsageError(_unseen(trace, nprocs)) from error
+                raise UsageError(
+                    f"{trace.user_line()}: a process that the program started has failed, and the "
+                    "trace sees nothing of it. To trace one of them give "
+                    f"world_size={max(nprocs, 2)}: the function then runs as that rank, in this "
+                    "process"
+                ) from error
         number = _number(trace, world, nprocs)
         with _as_process():
             fn(number, *args)
@@ -433,14 +438,6 @@ def _number(trace: TraceContext, world: World, processes: int) -> int:
     raise UsageError(
         f"{trace.user_line()}: the program starts {processes} processes in a trace of "
         f"{world}{each}: trace with world_size={processes}, or let it start as many"
-    )
-
-
-def _unseen(trace: TraceContext, processes: int) -> str:
-    return (
-        f"{trace.user_line()}: a process that the program started has failed, and the trace sees "
-        f"nothing of it. To trace one of them give world_size={max(processes, 2)}: the function "
-        "then runs as that rank, in this process"
     )
 
 

@@ -22,7 +22,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -55,11 +55,7 @@ _FORM = re.compile(r"(?:(.)?([<>=^]))?[-+ ]?#?0?(\d*)")
 _SETTLED_BY_INFINITY = ("__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__")
 
 
-class Undecided(Protocol):
-    """What is asked where a program decides by an unknown number."""
-
-    def __call__(self, what: str, answer: Any) -> Any:
-        """Return ``answer``, which is that of 1, or raise."""
+Undecided: TypeAlias = Callable[[str, Any], Any]
 
 
 class UnknownNumber(float):
@@ -73,6 +69,7 @@ class UnknownNumber(float):
 
     AS_SIZE = "an unknown number is used as a size, an index or a whole number"
     _undecided: Undecided
+    """Returns the answer that it is given, which is that of 1, or raises."""
     _integer: bool
 
     def __new__(cls, value: float, undecided: Undecided, *, integer: bool = False) -> UnknownNumber:
@@ -425,8 +422,9 @@ class Answers:
         self._guesses: dict[str, int] = {}
         self._ledger = ledger
         self._attribution = attribution
-        warn = partial(_warn, self._told, attribution)  # not this object's, which holds it
-        self._random_numbers = RandomNumbers(mode, warn, attribution.user_line)
+        self.warn = partial(_warn, self._told, attribution)  # no method: this object is not held
+        """Lets the profile warn of something, with the line of the program."""
+        self._random_numbers = RandomNumbers(mode, self.warn, attribution.user_line)
 
     @property
     def warnings(self) -> list[str]:
@@ -568,10 +566,6 @@ class Answers:
             raise self.unknown(what)
         what = f"{what}; {assumed}"
         self.warn(f"{what} ({self._failed})" if self._failed else what)
-
-    def warn(self, what: str) -> None:
-        """Let the profile warn of something, with the line of the program."""
-        _warn(self._told, self._attribution, what)
 
     def _has_another_pass(self) -> bool:
         """Return whether a pass may follow that computes more."""

@@ -403,7 +403,7 @@ class GraphRecording:
         self._captures = captures
         self._ledger = ledger
         self._shared = shared
-        self._steps: list[_Step] = []
+        self.steps: list[_Step] = []
         self._storages: dict[int, Captured] = {}
         self._random: list[int] = []
         """The ledger's entries of what a replay draws random numbers by."""
@@ -418,14 +418,6 @@ class GraphRecording:
     def uses(self, record: StorageRecord) -> bool:
         """Return whether what is done with a storage now is captured."""
         return record.ledger is self._device and self._captures(self._device.stream)
-
-    @property
-    def length(self) -> int:
-        return len(self._steps)
-
-    def cut(self, length: int) -> None:
-        """Forget the operators from ``length`` on: those of another one's body."""
-        del self._steps[length:]
 
     def note(self, call: Call, plan: Plan, result: Any) -> None:
         """Write down an operator, whose outputs are ``result``."""
@@ -442,7 +434,7 @@ class GraphRecording:
         )
         storages = tuple(map(self._of, call.records))
         again = Call(call.operator, args, kwargs, tensors, [], call.device, stands_in=True)
-        self._steps.append(_Step(again, plan, storages, made))
+        self.steps.append(_Step(again, plan, storages, made))
 
     def _keep_random_state(self) -> None:
         """Book a seed and an offset, in ordinary memory of the default stream.
@@ -472,7 +464,7 @@ class GraphRecording:
         forget_written: Callable[[Call], None],
     ) -> None:
         """Run everything that was captured on the values that are there now."""
-        for step in self._steps:
+        for step in self.steps:
             call = step.call
             call.records = [self._now(storage) for storage in step.storages]
             memories = compute(call, step.plan)
@@ -490,7 +482,7 @@ class GraphRecording:
 
     def drop(self, contents: Contents) -> None:
         """End: what only this graph uses is gone."""
-        self._steps.clear()
+        self.steps.clear()
         for index in self._random:
             self._device.remove(index)
         self._random.clear()

@@ -337,7 +337,7 @@ class KnownValues(Answers):
         computed, and this is how many operators were captured before.
         """
         if self.recordings and (recording := self._recording_of(call)) is not None:
-            return recording.length
+            return len(recording.steps)
         ahead = self._ahead(call, of_torch)
         if ahead is None and call.operator.random and not of_torch:
             return computed.RandomPlace.now(generator_of(call))
@@ -394,7 +394,7 @@ class KnownValues(Answers):
         if isinstance(ahead, int):
             recording = self._recording_of(call)
             if recording is not None:
-                recording.cut(ahead)
+                del recording.steps[ahead:]  # those of the body
                 recording.note(call, plan, result)
             return
         if ahead is not None:
@@ -521,7 +521,6 @@ class KnownValues(Answers):
         return recording
 
     def replay(self, recording: computed.GraphRecording) -> None:
-        """Run what a graph has captured on the values that are there now."""
         recording.replay(self.contents, self.compute, self._written)
 
     def is_captured(self, call: Call) -> bool:

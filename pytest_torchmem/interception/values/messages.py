@@ -56,18 +56,14 @@ class Place(NamedTuple):
             return value * (self.size % 2)
         return value  # the mean, the least, the greatest
 
-    def repeated(self, value: Tensor) -> Tensor:
-        """Return what all processes have, one after the other."""
-        return torch.cat([value.reshape(-1)] * self.size)
-
     def gathered(self, value: Tensor) -> Tensor:
         """Return what all processes have of a tensor whose parts they are, one after the other.
         Those of a parameter are alike, and not the same: a router whose experts' weights are split
         would else choose the same of each process's.
         """
-        if not value.is_floating_point() or value.numel() <= _FEW:
-            return self.repeated(value)
         own, parts = value.reshape(-1), []
+        if not value.is_floating_point() or value.numel() <= _FEW:
+            return torch.cat([own] * self.size)
         for rank in range(self.size):
             generator = torch.Generator().manual_seed(rank)
             factors = torch.rand(own.numel(), generator=generator).mul_(0.2).add_(0.9)
@@ -407,7 +403,6 @@ class Mailbox:
     # -- stores ------------------------------------------------------------------------------------
 
     def write(self, key: str, value: bytes) -> None:
-        """Take note of what the process writes to a store."""
         self._messages[Message("store", (), key, self._rank, _EVERYBODY)] = (value,)
 
     def read(self, key: str) -> bytes | None:

@@ -144,7 +144,6 @@ def _after_blocks(state: Tensor, blocks: int) -> bytes:
 
 @lru_cache(maxsize=256)
 def _power_of_t(exponent: int) -> int:
-    """Return t to the power of ``exponent``, modulo the polynomial."""
     result = 1
     for bit in bin(exponent)[2:]:
         # To square is to put a 0 before every bit, which is what a number in base 4 has.
