@@ -103,14 +103,9 @@ class Kernels:
         self._quantized = QuantizedTensors(parts)
         self.in_flight = InFlight()
         self._log = OperatorLog(parts.attribution, parts.ledger)
-        self._decompositions = Decompositions(interceptor, parts.ledger, parts.numbers)
+        self.decompositions = Decompositions(interceptor, parts.ledger, parts.numbers)
 
     # -- one operator ------------------------------------------------------------------------------
-
-    @property
-    def running(self) -> str:
-        """The outermost operator whose body of other operators is running."""
-        return self._decompositions.running
 
     def run(self, spec: OperatorSpec, args: Args, kwargs: Kwargs) -> Any:
         """Run an operator on whatever tensors it is called with."""
@@ -240,7 +235,7 @@ class Kernels:
                 return LONGER
             memories = found
         self._placement.last = device
-        name = self._decompositions.running or spec.name
+        name = self.decompositions.running or spec.name
         origin = self._attribution.origin(phase, name, frame, node)
         start = len(device.events)
         if plan.takes_more:
@@ -274,7 +269,7 @@ class Kernels:
             wrapped = self._parts.numbers.book(args, numbers, device, origin)
         result = make_outputs(self._ledger, plan, tensors, device, origin, memories)
         if plan.workspace is not None:
-            self._decompositions.note(plan.workspace, device, origin)
+            self.decompositions.note(plan.workspace, device, origin)
         if wrapped:
             recorded = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
             kept = result if recorded else None
@@ -294,7 +289,7 @@ class Kernels:
             if id(tensor) not in on_host:
                 return tensor
             with (
-                self._decompositions.within(call.operator.name),
+                self.decompositions.within(call.operator.name),
                 self._interceptor.placing_on(device.device),
                 self._interceptor.intercepting(),
             ):
@@ -408,7 +403,7 @@ class Kernels:
         of_torch = call.operator.on(device.device.type).decomposition is None
         ahead = self._values.ahead_of_body(call, of_torch=of_torch)
         with self._log.body() as inner, having(self._placement, in_cpp=of_torch):
-            result, plan = self._decompositions.run(body, call, device, origin)
+            result, plan = self.decompositions.run(body, call, device, origin)
         if torch.is_autocast_enabled(device.device.type) and any(
             work.spec.name == _TO_COPY for work in inner
         ):  # it calls what autocast lowers, as ``_trilinear`` does ``bmm``
@@ -427,7 +422,7 @@ class Kernels:
     def _follow(self, call: Call, plan: Plan, device: DeviceLedger, frame: Any) -> Any:
         """Make what a plan says a kernel returns, and book what it takes."""
         spec, ledger, values = call.operator, self._ledger, self._values
-        name = self._decompositions.running or spec.name
+        name = self.decompositions.running or spec.name
         origin = self._attribution.origin(ledger.phase, name, frame, call.node)
         start = len(device.events)
         memories = values.compute(call, plan)
@@ -477,7 +472,7 @@ class Kernels:
         """
         decomposition = spec.on(device).decomposition
         if decomposition is not None:
-            take = self._decompositions.take_within
+            take = self.decompositions.take_within
             given = {"machine": self._target.machine(device), "outputs": outputs}
             return lambda *args, **kwargs: decomposition(
                 args,
@@ -512,7 +507,7 @@ class Kernels:
         interceptor = self._interceptor
         if not given:  # CUDA waits for such a copy
             self._values.refuse_captured(call)
-        with self._decompositions.within(call.operator.name):
+        with self.decompositions.within(call.operator.name):
             for destination, source, origin in staged_pairs(call, result, device):
                 devices = (device.device, origin.device)
                 with interceptor.intercepting():
@@ -533,19 +528,19 @@ class Kernels:
                 return answer
         origin, values = self._origin(spec, frame), self._values
         start = len(device.events)
-        self._decompositions.by_values = True
+        self.decompositions.by_values = True
         plan, real = plan_from_values(call, values, where)
         # Where the outputs' values decide what a kernel takes, they are known here.
         shown = plan.on_meta(call.tensors) if real is None else real
         body = self._body(spec, where, outputs=shown)
         if body is not None:
-            result = self._decompositions.run(body, call, device, origin)[0]
+            result = self.decompositions.run(body, call, device, origin)[0]
             values.forget(argument_tensors(result))  # a body computes other values
         else:
             on_host = spec.on(where).host_outputs
             plan.on_host = frozenset(plan.outputs[position].slot for position in on_host)
             taken = workspace_of(self._target, where, spec, shown, call.args, call.kwargs)
-            result = self._decompositions.make(plan, taken, call.tensors, device, origin)
+            result = self.decompositions.make(plan, taken, call.tensors, device, origin)
             for position in on_host if real is not None else ():
                 values.take(result[position], real[position])
         values.note_outputs(call, result, real)
@@ -685,10 +680,10 @@ class Kernels:
         """Book a library's workspace that stays and that an operator makes on its first use."""
         device = self._ledger.on(self._target.device)
         origin = self._attribution.origin(self._phases.find(), spec.name, frame)
-        self._decompositions.take(library_state(self._target, buffer, spec), device, origin)
+        self.decompositions.take(library_state(self._target, buffer, spec), device, origin)
 
     def _origin(self, spec: OperatorSpec, frame: Any) -> Origin:
-        running = self._decompositions.running
+        running = self.decompositions.running
         return self._attribution.origin(self._ledger.phase, running or spec.name, frame)
 
 

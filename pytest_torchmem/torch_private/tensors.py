@@ -219,11 +219,22 @@ def name_node(function: Any, name: str) -> None:
 
 _NOWHERE = "pytest_torchmem_nowhere"
 _SIZE = 1 << 44
-_NO_RESERVE = 0x4000
+_NO_RESERVE = 0x4000 if sys.platform == "linux" else 0
 """``MAP_NORESERVE`` of Linux: pages that nobody touches are not counted (mmap(2))."""
 _LOOKED_AT = 256
 """Pages at the beginning by which a touch is seen."""
 _LOWEST_BITS = int.from_bytes(b"\1" * _LOOKED_AT, "little")
+
+
+def untouched_pages(nbytes: int) -> mmap.mmap | None:
+    """Return ``nbytes`` bytes of zeros that take no memory; None where there are no such pages."""
+    if not hasattr(mmap, "MAP_ANONYMOUS"):
+        return None
+    try:
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
+        return mmap.mmap(-1, nbytes, flags=flags)
+    except (OSError, ValueError, OverflowError):  # strict overcommit, a limit of addresses
+        return None
 
 
 class Nowhere:
@@ -231,23 +242,15 @@ class Nowhere:
 
     def __init__(self) -> None:
         self.address = 0
-        self._pages: Any = None
+        self._pages: Any = untouched_pages(_SIZE) if sys.platform == "linux" else None
         self._mincore: Any = None
         self._seen = (ctypes.c_ubyte * _LOOKED_AT)()
-        if sys.platform != "linux":
-            return
-        try:
-            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
-            self._pages = mmap.mmap(-1, _SIZE, flags=flags)
-        except (OSError, ValueError, OverflowError):  # strict overcommit, a limit of addresses
+        if self._pages is None:
             return
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._pages))
         for advice in ("MADV_DONTDUMP", "MADV_NOHUGEPAGE"):
-            if hasattr(mmap, advice):
-                try:
-                    self._pages.madvise(getattr(mmap, advice))
-                except OSError:  # of a kernel without it
-                    continue
+            with suppress(AttributeError, OSError):  # of a system, or a kernel, without it
+                self._pages.madvise(getattr(mmap, advice))
         self._watch()
 
     def _watch(self) -> None:

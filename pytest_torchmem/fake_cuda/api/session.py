@@ -280,22 +280,12 @@ def accelerator_functions(
         "get_device_capability": lambda device=None: {"supported_dtypes": set(_DTYPES)},
         "synchronize": lambda device=None: None,
         "empty_host_cache": lambda: None,
-        "device_index": lambda device: _selected(trace, index),
+        "device_index": lambda device: patches.having(trace.target.selected, index=index),
     }
 
 
 def nothing(*_: object) -> None:
     """Return nothing, whatever was done."""
-
-
-@contextmanager
-def _selected(trace: TraceContext, index: int) -> Iterator[None]:
-    """Let a GPU be the current one for a while."""
-    before = trace.select(index)
-    try:
-        yield
-    finally:
-        trace.select(before)
 
 
 def _sync_debug_mode() -> dict[str, Callable[..., Any]]:

@@ -45,22 +45,7 @@ from pytest_torchmem.interception.values.contents import zeros
 from pytest_torchmem.journal.contents import Weak
 from pytest_torchmem.torch_private import patches
 from pytest_torchmem.torch_private.modes import made_by, make
-from pytest_torchmem.torch_private.tensors import is_wrapper
-
-_NO_RESERVE = 0x4000 if sys.platform == "linux" else 0
-"""``MAP_NORESERVE`` of Linux: pages that nobody touches are not counted (mmap(2))."""
-
-
-def untouched_pages(nbytes: int) -> mmap.mmap | None:
-    """Return ``nbytes`` bytes of zeros that take no memory; None where there are no such pages."""
-    if not hasattr(mmap, "MAP_ANONYMOUS"):
-        return None
-    try:
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
-        return mmap.mmap(-1, nbytes, flags=flags)
-    except (OSError, ValueError, OverflowError):
-        return None
-
+from pytest_torchmem.torch_private.tensors import is_wrapper, untouched_pages
 
 _APART = 1 << 40
 """The distance of addresses that cannot be read, where there are no such pages."""
