@@ -43,9 +43,8 @@ def _copy_of(manager: Any) -> Any:
     if manager is None:
         return None
     copied = copy(manager)
-    for name, value in vars(manager).items():
-        if isinstance(value, (dict, list)):
-            setattr(copied, name, value.copy())
+    tables = {name: one for name, one in vars(manager).items() if isinstance(one, (dict, list))}
+    vars(copied).update({name: one.copy() for name, one in tables.items()})
     return copied
 
 

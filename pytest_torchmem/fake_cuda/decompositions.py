@@ -303,18 +303,8 @@ def _recurrent(operator: Any) -> _Kernel:
     every call.
     """
 
-    def kernel(
-        casts: Casts,
-        input: Tensor,
-        weight: list[Tensor],
-        stride: int,
-        buffer: Tensor | None,
-        hx: Tensor,
-        cx: Tensor | None,
-        mode: int,
-        hidden_size: int,
-        *rest: Any,
-    ) -> Any:
+    def kernel(casts: Casts, *args: Any) -> Any:
+        input, weight, stride, buffer, hx, cx, mode, hidden_size, *rest = args
         half = torch.float16
         if weight[0].dtype is not half and casts.eligible(weight[0]):
             from pytest_torchmem.operators.recurrent.cudnn import flattened

@@ -189,20 +189,43 @@ class DeviceMemory:
             pool = self._ledger.private_pool(stream)
             block = self.allocator.allocate(nbytes, stream, pool)
         except caching.OutOfMemory as failure:
-            raise out_of_memory_error(
-                (self.gpu, self._ledger.device.index),
-                self.free,
-                self.allocator.allowed,
-                failure,
-                entry,
-                self._ledger,
-            ) from None
+            raise self._out_of_memory(failure, entry) from None
         finally:
             self._settle()
         assert block is not None
         index = self._ledger.booked + 1
         self._blocks[index] = block
         self._asked.add(index)
+
+    def _out_of_memory(self, failure: caching.OutOfMemory, entry: Allocation) -> Exception:
+        """Return the error of a request that failed."""
+        gpu, allowed = self.gpu, self.allocator.allowed
+        message = (
+            f"CUDA out of memory. Tried to allocate {format_size(failure.segment)}. GPU "
+            f"{self._ledger.device.index} has a total capacity of {format_size(gpu.memory)} of "
+            f"which {format_size(self.free)} is free. "
+            f"Including non-PyTorch memory, this process has "
+            f"{format_size(failure.reserved + gpu.context)} memory in use. "
+            + (f"{format_size(allowed)} allowed; " if allowed is not None else "")
+            + f"Of the allocated memory {format_size(failure.allocated)} is allocated by PyTorch, "
+            f"and {format_size(failure.reserved - failure.allocated)} is reserved by PyTorch but "
+            "unallocated. If reserved but unallocated memory is large try setting "
+            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See "
+            "documentation for Memory Management  (https://docs.pytorch.org/docs/stable/notes/"
+            "cuda.html#optimizing-memory-usage-with-pytorch-cuda-alloc-conf)"
+        )
+        error = OutOfMemoryError()
+        error.gpu, error.nbytes, error.origin = gpu, entry.nbytes, entry.origin
+        error.what = entry.origin.operator or entry.label or entry.kind.value
+        error.live = self._ledger.live_allocations()
+        # Few traces come here, and no other waits for what prints tables.
+        from pytest_torchmem.profile.tables import alike, allocations_table
+
+        live = alike(error.live)[:_LARGEST]
+        table = f"\n\n{allocations_table(live, 'alive')}" if live else ""
+        # One argument, as torch's has: programs that tell it by its text look for that.
+        error.args = (f"{message}\n\nTrace on fake cuda ({gpu.name}): {error.request}.{table}",)
+        return error
 
 
 _LARGEST = 10
@@ -236,47 +259,6 @@ class OutOfMemoryError(torch.OutOfMemoryError):
         where += [f"in module {origin.module}"] if origin.module else []
         where += [f"at {origin.line}"] if origin.line else []
         return f"{self.what} requested {format_size(self.nbytes)} {', '.join(where)}"
-
-
-def out_of_memory_error(
-    on: tuple[Gpu, int],
-    free: int,
-    allowed: int | None,
-    failure: caching.OutOfMemory,
-    entry: Allocation,
-    ledger: DeviceLedger,
-) -> OutOfMemoryError:
-    """Return the error of a request that failed ``on`` a GPU, which has an index.
-
-    ``free`` is what the device has left, ``allowed`` what the process may have where it limited
-    itself, ``entry`` what the request was for.
-    """
-    gpu, index = on
-    message = (
-        f"CUDA out of memory. Tried to allocate {format_size(failure.segment)}. GPU {index} has a "
-        f"total capacity of {format_size(gpu.memory)} of which {format_size(free)} is free. "
-        f"Including non-PyTorch memory, this process has "
-        f"{format_size(failure.reserved + gpu.context)} memory in use. "
-        + (f"{format_size(allowed)} allowed; " if allowed is not None else "")
-        + f"Of the allocated memory {format_size(failure.allocated)} is allocated by PyTorch, and "
-        f"{format_size(failure.reserved - failure.allocated)} is reserved by PyTorch but "
-        "unallocated. If reserved but unallocated memory is large try setting "
-        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See "
-        "documentation for Memory Management  (https://docs.pytorch.org/docs/stable/notes/cuda.html"
-        "#optimizing-memory-usage-with-pytorch-cuda-alloc-conf)"
-    )
-    error = OutOfMemoryError()
-    error.gpu, error.nbytes, error.origin = gpu, entry.nbytes, entry.origin
-    error.what = entry.origin.operator or entry.label or entry.kind.value
-    error.live = ledger.live_allocations()
-    # Few traces come here, and no other waits for what prints tables.
-    from pytest_torchmem.profile.tables import alike, allocations_table
-
-    live = alike(error.live)[:_LARGEST]
-    table = f"\n\n{allocations_table(live, 'alive')}" if live else ""
-    # One argument, as torch's has: programs that tell it by its text look for that.
-    error.args = (f"{message}\n\nTrace on fake cuda ({gpu.name}): {error.request}.{table}",)
-    return error
 
 
 def format_size(nbytes: int) -> str:

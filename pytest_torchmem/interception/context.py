@@ -323,8 +323,7 @@ class TraceContext:
         """Book that a storage was resized, without an operator."""
         parts = self._parts
         with self.turn():
-            parts.phases.find()
-            origin = parts.attribution.origin(parts.ledger.phase, "resize_", sys._getframe(1))
+            origin = parts.attribution.origin(parts.phases.find(), "resize_", sys._getframe(1))
             parts.ledger.resize(record, nbytes, origin)
             with self.working():
                 parts.values.begin_anew(record, nbytes)

@@ -380,9 +380,7 @@ class Interceptor:
                 return not any(self._is_hollow(tensor) for tensor in tensors)
             except (RuntimeError, NotImplementedError):  # a tensor without storage: sparse, …
                 return False
-        if (
-            self.kernels.decompositions.running
-        ):  # what is part of an operator on what comes from the GPU
+        if self.kernels.decompositions.running:  # a part of an operator on what is on the GPU
             return False
         placement = self.parts.placement
         if not tensors:

@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -338,12 +338,8 @@ def own_autocast_kernels() -> dict[str, Callable[..., Any]]:
     """Return the casting kernels that users registered for their operators on cuda, by operator. As
     ``torch.library.register_autocast`` does; those of C++ look at the device that C++ sees.
     """
-
-    def calling(overload: keys.OpOverload) -> Callable[..., Any]:
-        return lambda *args, **kwargs: kernel_for(overload)(_AUTOCAST_CUDA, *args, **kwargs)
-
-    names = registered_for("AutocastCUDA")
-    return {name: calling(overload_of(name)) for name in names if not name.startswith("aten::")}
+    names = [one for one in registered_for("AutocastCUDA") if not one.startswith("aten::")]
+    return {name: partial(kernel_for(overload_of(name)), _AUTOCAST_CUDA) for name in names}
 
 
 def autocast_key_included(included: bool) -> None:
