@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pytest_torchmem.graphs.liveness import graph_profile, node_table
     from pytest_torchmem.graphs.scaling import scaling
     from pytest_torchmem.measurement.calibrate import calibrate
-    from pytest_torchmem.measurement.cpu import measure
+    from pytest_torchmem.measurement.measured import measure
     from pytest_torchmem.operators.custom_operators import OperatorModel
     from pytest_torchmem.plugin.fixture import Torchmem
     from pytest_torchmem.profile.profile import MemoryProfile
@@ -57,7 +57,7 @@ _HOMES = {
     "calibrate": "pytest_torchmem.measurement.calibrate",
     "graph_profile": "pytest_torchmem.graphs.liveness",
     "largest": "pytest_torchmem.graphs.fitting",
-    "measure": "pytest_torchmem.measurement.cpu",
+    "measure": "pytest_torchmem.measurement.measured",
     "node_table": "pytest_torchmem.graphs.liveness",
     "scaling": "pytest_torchmem.graphs.scaling",
     "read_calibration": "pytest_torchmem.snapshots.calibration",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias
@@ -83,10 +84,6 @@ def every_call(how: Callable[[str, int], Call | None]) -> Iterator[None]:
         yield
 
 
-def layers_of(path: str, module: nn.Module) -> Layers:
-    return fold(path)[0], type(module).__name__
-
-
 #: Functions with an argument ``inplace``; modules like ``nn.ReLU`` call them with their own.
 WITH_INPLACE: _Functions = frozenset(
     {
@@ -150,31 +147,32 @@ def observing(found: Observed) -> Iterator[None]:
     with ExitStack() as stack:
         for kind in zero:
             stack.enter_context(replaced(kind, zero_grad=noting(kind)))
-        stack.enter_context(every_call(_Modules(found).how))
+        stack.enter_context(every_call(_noting_modules(found)))
         stack.enter_context(mode)
         yield
     mode.forget_unsafe()
 
 
-class _Modules:
-    def __init__(self, found: Observed) -> None:
-        self._found = found
-        self._seen: WeakSet[nn.Module] = WeakSet()
+def _noting_modules(found: Observed) -> Callable[[str, int], Call]:
+    """Return what takes note of modules as they are called."""
+    seen: WeakSet[nn.Module] = WeakSet()
 
-    def how(self, path: str, depth: int) -> Call | None:
+    def how(path: str, depth: int) -> Call:
         def call(original: Function, module: nn.Module, args: Args, kwargs: Kwargs) -> Any:
-            if module not in self._seen:
-                self._seen.add(module)
+            if module not in seen:
+                seen.add(module)
                 if path:
-                    self._found.layers.setdefault(layers_of(path, module), []).append(path)
+                    layers = fold(path)[0], type(module).__name__
+                    found.layers.setdefault(layers, []).append(path)
                 for name, buffer in module.named_buffers(recurse=False):
                     if buffer.dtype in (torch.float32, torch.float64):
                         pattern = fold(f"{path}.{name}" if path else name)[0]
-                        nbytes = self._found.buffers.get(pattern, 0) + buffer.nbytes
-                        self._found.buffers[pattern] = nbytes
+                        found.buffers[pattern] = found.buffers.get(pattern, 0) + buffer.nbytes
             return original(module, *args, **kwargs)
 
         return call
+
+    return how
 
 
 class _Observer(FunctionMode):
@@ -286,27 +284,22 @@ def joined(changes: Sequence[StepChange]) -> StepChange:
     )
 
 
-class _Recomputed(threading.local):
-    """The modules that a thread is computing within their checkpoints."""
-
-    def __init__(self) -> None:
-        self.now: list[nn.Module] = []
+_RECOMPUTED: ContextVar[tuple[nn.Module, ...]] = ContextVar("within checkpoints", default=())
 
 
 @contextmanager
 def checkpointed(paths: Collection[str]) -> Iterator[None]:
     """Have modules recompute their forward, as by ``checkpoint(module, use_reentrant=False)``."""
-    recomputed = _Recomputed()
 
     def again(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        recomputed.now.append(module)
+        token = _RECOMPUTED.set((*_RECOMPUTED.get(), module))
         try:
             return module(*args, **kwargs)
         finally:
-            recomputed.now.pop()
+            _RECOMPUTED.reset(token)
 
     def call(original: Function, module: nn.Module, args: Args, kwargs: Kwargs) -> Any:
-        if any(one is module for one in recomputed.now) or not torch.is_grad_enabled():
+        if any(one is module for one in _RECOMPUTED.get()) or not torch.is_grad_enabled():
             return original(module, *args, **kwargs)
         return checkpoint(partial(again, module), *args, use_reentrant=False, **kwargs)
 

@@ -92,9 +92,6 @@ def _line_of(node: fx.Node) -> str:
     return place_among([(file, int(line)) for file, line in frames])
 
 
-# -- checkpoints -----------------------------------------------------------------------------------
-
-
 @contextmanager
 def checkpointed_in_graphs(paths: Collection[str]) -> Iterator[None]:
     """Have calls of modules computed again in the backward, as Dynamo writes down checkpoints.
@@ -118,9 +115,6 @@ def checkpointed_in_graphs(paths: Collection[str]) -> Iterator[None]:
 def _tag(node: fx.Node, number: int) -> None:
     node.meta["recompute"] = CheckpointPolicy.PREFER_RECOMPUTE
     node.meta["ac_graph_id"] = number
-
-
-# -- losses ----------------------------------------------------------------------------------------
 
 
 @contextmanager

@@ -57,7 +57,6 @@ _LEAST = 100
 _BISECTED = 3
 
 Chosen = dict[changes.Layers, int]
-"""How many modules of each kind."""
 
 
 class Checkpoints:
@@ -94,9 +93,8 @@ class Checkpoints:
             while path:
                 kept[path] += row.fwd_out_saved
                 path = path.rpartition(".")[0]
-        by_layers = {
-            layers: sum(kept[path] for path in paths) for layers, paths in self._layers.items()
-        }
+        every = self._layers.items()
+        by_layers = {layers: sum(kept[path] for path in paths) for layers, paths in every}
         least = self._trials.before.peak // _LEAST
         largest = sorted(by_layers, key=lambda layers: -by_layers[layers])
         return [layers for layers in largest if by_layers[layers] > least][:_MOST_SETS]

@@ -41,9 +41,7 @@ class CalibrationResult:
     unanswered: tuple[str, ...] = ()
     """Operators that were asked about, and did not run there with the same arguments."""
     not_calibrated: str = ""
-    """Why the step was not run there, such as that it does not fit."""
     file: str = ""
-    """The calibration file, relative to the root with ``/``."""
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from pytest_torchmem.checks import gpu as measuring
 from pytest_torchmem.checks.calibrations import CalibrationResult, Calibrations, told_figures
-from pytest_torchmem.checks.gpu import Measurement, RealRun
+from pytest_torchmem.checks.gpu import Confirmations, Measurement, RealRun
 from pytest_torchmem.checks.request import CheckTarget, Limit, Request, Settings
 from pytest_torchmem.checks.result import (
     ACCEPTED,
@@ -47,17 +47,15 @@ from pytest_torchmem.snapshots.compare import Comparison, beyond, compare, entry
 from pytest_torchmem.snapshots.format import Entry, Key
 from pytest_torchmem.snapshots.location import calibration_path, orphans_in, snapshot_path
 from pytest_torchmem.snapshots.store import StoredSnapshot, moves, read, renames
-from pytest_torchmem.snapshots.tolerance import parse_rules
+from pytest_torchmem.snapshots.tolerance import Level, parse_rules
 from pytest_torchmem.targets.world import World
 
 if TYPE_CHECKING:
-    from pytest_torchmem.checks.gpu import Confirmations
     from pytest_torchmem.diagnosis.causes import Watched
     from pytest_torchmem.diagnosis.diagnose import Diagnosis, StepGrowth
     from pytest_torchmem.fake_cuda.memory import OutOfMemoryError
     from pytest_torchmem.graphs.scaling import Scaling
     from pytest_torchmem.profile.profile import MemoryProfile
-    from pytest_torchmem.snapshots.tolerance import Level
     from pytest_torchmem.targets.gpus import Gpu
     from pytest_torchmem.tracing.watch import Watch
 
@@ -281,7 +279,6 @@ class Judge:
     def _against_measurement(
         self, run: RealRun, measurement: Measurement, findings: list[Finding]
     ) -> list[Finding]:
-        """Return what the real GPU says against the trace and the snapshot."""
         found: list[Finding] = []
         most, comparison = self.check.context.settings.measure_tolerance, measurement.comparison
         wrong = measurement.off(most)
@@ -341,7 +338,6 @@ class DeviceCheck:
     target: CheckTarget
     context: Context
     world: World | None = None
-    """The process of a distributed step that is traced."""
 
     def run(self) -> tuple[CheckResult, MemoryProfile | None]:
         """Return the result, and the profile of the trace unless it ran out of memory."""

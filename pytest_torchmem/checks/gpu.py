@@ -68,7 +68,6 @@ class Measurement:
     """The GPU's name in the catalogue, or of its own where the catalogue does not have it."""
     torch: str = ""
     figures: dict[str, int] = field(default_factory=dict)
-    """What was measured."""
     estimate: dict[str, int] = field(default_factory=dict)
     """What a trace for that GPU gives."""
     not_measured: str = ""
@@ -136,7 +135,6 @@ class RealRun:
     only_traced: tuple[Allocation, ...] = ()
     """What is alive at the trace's peak and has no counterpart of its size at the GPU's."""
     unknown_workspaces: tuple[str, ...] = ()
-    """Operators whose workspace the estimate leaves out."""
 
     @property
     def entry(self) -> dict[str, Measured]:
@@ -147,7 +145,6 @@ class RealRun:
 
 
 def measured_figures(figures: dict[str, int]) -> dict[str, int]:
-    """Return those of ``figures`` that a snapshot holds of a real GPU."""
     return {name: figures[name] for name in MEASURED if name in figures}
 
 
@@ -349,7 +346,6 @@ class Confirmations:
         _write(self._path("why", test, self.gpu), why.encode())
 
     def why_not(self, test: str, gpu: str) -> str:
-        """Return how a test ended, "" where nothing is known of it."""
         path = self._path("why", test, gpu)
         return path.read_text(encoding="utf-8") if path.is_file() else ""
 

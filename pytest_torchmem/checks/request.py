@@ -30,18 +30,17 @@ from pytest_torchmem.snapshots.tolerance import (
     parse_rules,
     tolerance_in,
 )
-from pytest_torchmem.targets.gpus import MOST_GPUS, find_gpu
+from pytest_torchmem.targets.gpus import MOST_GPUS, Gpu, WorkspaceKey, WorkspaceSize, find_gpu
 from pytest_torchmem.targets.world import World, check_ranks, check_world_size
 from pytest_torchmem.units import parse_size
 
 if TYPE_CHECKING:
     from pytest_torchmem.graphs.scaling import Scaling
-    from pytest_torchmem.measurement.cuda import MeasuredProfile
     from pytest_torchmem.measurement.device import Device
+    from pytest_torchmem.measurement.measured import MeasuredProfile
     from pytest_torchmem.profile.profile import MemoryProfile
     from pytest_torchmem.snapshots.compare import Comparison
     from pytest_torchmem.snapshots.format import Entry
-    from pytest_torchmem.targets.gpus import Gpu, WorkspaceKey, WorkspaceSize
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,19 +49,15 @@ class Settings:
 
     devices: tuple[str, ...]
     gpu: str
-    """The GPU's name in the catalogue."""
     gpu_named: bool
     """Somebody named the GPU: traces must fit in its memory."""
     allocator: str
-    """Options of the caching allocator, as for ``PYTORCH_ALLOC_CONF``."""
     values: str
-    """Which values of tensors traces compute: one of ``VALUES_MODES``."""
     narrowed: bool
     """Devices or GPU were named on the command line: the others' entries are not obsolete."""
     measure: str
     """When checks on cuda run on a real GPU too: one of ``MEASURE_MODES``, or ``STAND_IN``."""
     measure_tolerance: Tolerance
-    """By how much a trace may differ from a measurement on a real GPU."""
     option_tolerance: Level
     ini_tolerance: Level
     update: frozenset[str]
@@ -77,17 +72,12 @@ class Settings:
     markdown_path: Path | None
     proposal_path: Path | None
     html_path: Path | None = None
-    """The directory for pages of the checks that failed."""
     world_size: int | None = None
-    """How many processes distributed steps run in, for checks that do not say it."""
     ranks: tuple[int, ...] = ()
-    """Which of them are traced; rank 0 if there is none."""
     budget: Level = ()
     """Limits of every memory test, as rules whose allowance is all that a figure may be."""
     fake_cuda: str = ""
-    """The GPU that the whole suite sees although it is not there, "" for none."""
     verbose: bool = False
-    """Failures show everything that is known."""
 
     @property
     def writes(self) -> bool:
@@ -287,19 +277,15 @@ class Request:
     """The test itself names its devices; else they are those of the settings."""
     gpu: str
     gpu_named: bool
-    """Traces must fit in the GPU's memory."""
     budget: Budget
     tolerances: tuple[Level, ...]
     """Closest first, without that of the snapshot's entry."""
     uses_snapshot: bool
     measure: str
-    """Whether to run on a real GPU too: one of ``MEASURE_MODES``."""
     worlds: Worlds = (None,)
     """The processes of a distributed step that are traced, one after the other."""
     growth: Tolerance | None = None
-    """By how much memory may grow from one step to the next, ``None`` for as much as it likes."""
     bounds: tuple[Bound, ...] = ()
-    """How fast the peak may grow with sizes of the input."""
 
 
 def make_request(

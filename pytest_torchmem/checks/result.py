@@ -165,7 +165,6 @@ class Outcome(str, Enum):
     OVER_BUDGET = "over budget"
     UNKNOWN_WORKSPACE = "unknown bytes"
     ESTIMATE_OFF = "estimate off"
-    """The trace for a real GPU and the measurement on it disagree."""
     MEASURED_GREW = "measured grew"
     """The trace is as it was, and the measurement is larger than the snapshot's."""
     NOT_CHECKED = "not checked"
@@ -219,7 +218,6 @@ class OverBudget(Finding):
     outcome: Outcome = Outcome.OVER_BUDGET
     overruns: Sequence[Overrun]
     contents: PeakContents | None = None
-    """What was alive at the peak, where it is known."""
     measured_on: str = ""
     """The real GPU, where it is not a trace that is over budget."""
 
@@ -286,9 +284,7 @@ class TraceResult:
     unknown_workspaces: tuple[str, ...] = ()
     """Operators whose workspace is not counted; one of the warnings names them too."""
     calibrated_workspaces: tuple[str, ...] = ()
-    """Operators whose workspace comes from a calibration."""
     library_workspaces: tuple[str, ...] = ()
-    """Operators whose workspace cuDNN told."""
     cudnn: str = ""
     """The version of cuDNN that told it."""
     cudnn_before: str = ""
@@ -297,11 +293,9 @@ class TraceResult:
     """Bytes that libraries decide on at the peak, by how sure they are."""
     headroom: int | None = None
     """What the GPU has left beyond the reserved peak; ``None`` where no GPU is named."""
-
     guessed: bool = False
     """Whether values that are not known decided sizes: figures are at most these."""
     not_counted: tuple[str, ...] = ()
-    """What takes memory of the GPU and is in no figure."""
 
     @classmethod
     def of(
@@ -330,15 +324,11 @@ class SnapshotResult:
     """How a check stands to its snapshot."""
 
     file: str
-    """The snapshot file, relative to the root with ``/``."""
     entry: Entry
-    """What the snapshot would hold now."""
     comparison: Comparison | None = None
     """``None`` where the snapshot had no entry."""
     before: Entry | None = None
-    """The snapshot's entry."""
     diagnosis: Diagnosis | None = None
-    """What grew and why, where a figure grew beyond its tolerance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,22 +365,18 @@ class CheckResult:
 
     @property
     def figures(self) -> Mapping[str, int]:
-        """The traced figures, none where nothing was traced."""
         return self.trace.figures
 
     @property
     def comparison(self) -> Comparison | None:
-        """The comparison with the snapshot, ``None`` where there was none."""
         return self.snapshot.comparison if self.snapshot is not None else None
 
     @property
     def diagnosis(self) -> Diagnosis | None:
-        """What grew and why, where a figure grew beyond its tolerance."""
         return self.snapshot.diagnosis if self.snapshot is not None else None
 
     @property
     def changes(self) -> tuple[Change, ...]:
-        """How the traced figures stand to the snapshot's."""
         return self.comparison.changes if self.comparison is not None else ()
 
     def unchecked(self) -> CheckResult:

@@ -132,11 +132,14 @@ def progress(told: Callable[[], str]) -> Iterator[None]:
     if not sys.stderr.isatty():
         yield
         return
-    over, line = Event(), _Line()
+    stream, over, shown = sys.stderr, Event(), ""
 
     def show() -> None:
+        nonlocal shown
         while not over.wait(_PATIENCE):
-            line.show(told())
+            before, shown = shown, told()
+            padding = " " * (len(before) - len(shown))
+            print(f"\r{shown}{padding}", end="", file=stream, flush=True)
 
     thread = Thread(target=show, daemon=True)
     thread.start()
@@ -145,22 +148,8 @@ def progress(told: Callable[[], str]) -> Iterator[None]:
     finally:
         over.set()
         thread.join()
-        line.show("")
-
-
-class _Line:
-    """The last line of the terminal, which is written anew in its place."""
-
-    def __init__(self) -> None:
-        self._stream = sys.stderr
-        self._shown = ""
-
-    def show(self, text: str) -> None:
-        padding = " " * (len(self._shown) - len(text))
-        if text or self._shown:
-            end = "" if text else "\r"
-            print(f"\r{text}{padding}", end=end, file=self._stream, flush=True)
-        self._shown = text
+        if shown:
+            print(f"\r{' ' * len(shown)}", end="\r", file=stream, flush=True)
 
 
 def load_function(written: str, batch: int = 1, sequence: int = 512) -> Callable[[], object]:
@@ -345,4 +334,3 @@ _LIBRARIES: dict[str, tuple[str, Callable[..., Model]]] = {
     "timm": ("timm", _of_timm),
     "torchvision": ("torchvision.models", _of_torchvision),
 }
-"""The package of each library, and what makes a model of it."""

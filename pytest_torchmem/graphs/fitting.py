@@ -23,7 +23,6 @@ from pytest_torchmem.units import parse_size
 
 Build = Callable[..., Any]
 Sizes = Mapping[str, int]
-"""Values of sizes, by their names."""
 _MOST = 1 << 24
 
 
@@ -105,7 +104,6 @@ class _Search:
         return len(self.profiles) + len(self.errors)
 
     def fits(self, value: int) -> bool:
-        """Trace a size, and return whether it fits."""
         try:
             self.profiles[value] = trace_built(
                 self._build, {**self._fixed, self._size: value}, device="cuda", **self._options

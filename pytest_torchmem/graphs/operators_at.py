@@ -333,6 +333,10 @@ class OperatorsAt:
         }
 
 
+def where(origin: Origin) -> str:
+    return f"{origin.operator} in {origin.module}" if origin.module else origin.operator
+
+
 class _Growing:
     """The call of an operator, with its arguments as polynomials of sizes."""
 
@@ -363,8 +367,7 @@ class _Growing:
 
     @property
     def name(self) -> str:
-        inside = f" in {self._origin.module}" if self._origin.module else ""
-        return f"{self._origin.operator}{inside}"
+        return where(self._origin)
 
     def not_at(self, sizes: Sizes) -> str | None:
         """Return why the operator has no arguments at some sizes, or None."""

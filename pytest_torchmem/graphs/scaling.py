@@ -115,7 +115,9 @@ class Scaling:
         chance = [self._chance] if self._chance else []
         unknown = sorted(self._missed - set(answers.nbytes))  # and not asked of its operator
         origins = (self._timeline.allocations[place].origin for place in unknown)
-        doubts = dict.fromkeys(f"{_who(one)} is no polynomial of the sizes" for one in origins)
+        doubts = dict.fromkeys(
+            f"{operators_at.where(one)} is no polynomial of the sizes" for one in origins
+        )
         return Prediction(figures, (*chance, *answers.missing, *doubts))
 
     def polynomial(self, figure: str = "peak") -> fitting.Polynomial:
@@ -302,9 +304,7 @@ class _Traces:
                 return f"{_CHANCE}: with other draws it raises {type(error).__name__}"
             if found.events != usual.events:
                 return f"{_CHANCE}, from {_parting(found, usual)} on"
-            if [one.nbytes for one in found.allocations] != [
-                one.nbytes for one in usual.allocations
-            ]:
+            if found.changes() != usual.changes():
                 return _CHANCE
         return ""
 
@@ -410,10 +410,6 @@ def _power(found: Scaling, polynomial: fitting.Polynomial) -> fitting.Polynomial
     return fitting.Polynomial(
         polynomial.names, {tuple(exponents): Fraction(most, scale)} if most else {}
     )
-
-
-def _who(origin: Origin) -> str:
-    return f"{origin.operator} in {origin.module}" if origin.module else origin.operator
 
 
 def _verify(found: Scaling, traces: _Traces, sizes: dict[str, int]) -> Verified:

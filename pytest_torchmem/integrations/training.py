@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from pytest_torchmem.errors import UsageError
-from pytest_torchmem.measurement.cpu import measure
 from pytest_torchmem.measurement.device import cuda_device
+from pytest_torchmem.measurement.measured import measure
 from pytest_torchmem.profile.profile import MemoryProfile
 from pytest_torchmem.step.trees import tensors_in
 from pytest_torchmem.targets.gpus import known_gpu

@@ -9,6 +9,7 @@ engine has for the GPU; the engine carries the interception there.
 
 import gc
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,8 +19,8 @@ from pytest_torchmem.errors import UsageError
 from pytest_torchmem.journal.journal import generators_kept
 from pytest_torchmem.measurement import device as devices
 from pytest_torchmem.measurement.copies import on_copies
-from pytest_torchmem.measurement.cuda import REQUESTED, run_warm
 from pytest_torchmem.measurement.device import Device
+from pytest_torchmem.measurement.measured import REQUESTED, run_warm
 from pytest_torchmem.operators.registry import OperatorKind
 from pytest_torchmem.operators.spec import OperatorSpec, spec_of
 from pytest_torchmem.operators.workspace_of import key_of
@@ -91,6 +92,7 @@ def record_figures(
         return {}
     check_torch()
     recorder = _Recorder(device, questions)
+    there = partial(on_copies, device.torch_device, target, args, kwargs, step, moved=True)
 
     def run() -> dict[gpus.WorkspaceKey, gpus.WorkspaceSize]:
         # Without the cache (``PYTORCH_NO_CUDA_MEMORY_CACHING``) and with
@@ -103,7 +105,7 @@ def record_figures(
                 "cannot calibrate: CUDA's caching allocator does not count requests here. "
                 "Unset PYTORCH_NO_CUDA_MEMORY_CACHING, and leave out backend:cudaMallocAsync"
             )
-        with on_copies(device.torch_device, target, args, kwargs, step, moved=True) as step_there:
+        with there() as step_there:
             device.synchronise()
             # A GPU whose generator has a new seed makes cuDNN's state of dropout anew
             # (cudnn/RNN.cpp, get_dropout_state), though earlier layers have made one.
@@ -114,7 +116,7 @@ def record_figures(
 
     gc.collect()
     with generators_kept(), without_collections(), eager():
-        return run_warm(device, gpu, target, args, kwargs, step, run)
+        return run_warm(device, gpu, target, there, run)
 
 
 class _Recorder:
@@ -127,7 +129,6 @@ class _Recorder:
         self._operators = frozenset(question.operator for question in questions)
 
     def __call__(self, overload: OpOverload, *args: Any, **kwargs: Any) -> Any:
-        """Run one operator that would have reached a kernel."""
         set_excluded(FAKE, True)
         try:
             operator = spec_of(overload)

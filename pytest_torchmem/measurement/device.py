@@ -88,7 +88,6 @@ class Device:
         return version_of_cudnn(torch.backends.cudnn.version())
 
     def current(self) -> AbstractContextManager[Any]:
-        """Return a context in which this device is the thread's current one."""
         return torch.cuda.device(torch.cuda.current_device())
 
     @contextmanager

@@ -161,7 +161,6 @@ class _OtherThreads:
     """That of the last event: what was released since counts as released at once."""
     unexplained: int = 0
     acted: bool = False
-    """Whether they did anything so far."""
 
     def before(self, event: MemoryEvent, reuses: bool) -> list[MemoryEvent]:
         """Return what they did between the last event and this one."""
@@ -178,10 +177,8 @@ class _OtherThreads:
             address = min([0, *self.live]) - 1
             taken = [replace(event, nbytes=-missing, pointer=address, path=(_ELSEWHERE,))]
             self.live[address] = taken[0]
-        where = (_ELSEWHERE,)
-        freed = [
-            MemoryEvent(self.time, -one.nbytes, one.pointer, where, event.total) for one in gone
-        ]
+        place, total = (_ELSEWHERE,), event.total
+        freed = [MemoryEvent(self.time, -one.nbytes, one.pointer, place, total) for one in gone]
         self.time = event.time
         self.total += event.nbytes + sum(one.nbytes for one in [*freed, *taken])
         self.acted = self.acted or bool(freed or taken)

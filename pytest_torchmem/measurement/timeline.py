@@ -195,9 +195,7 @@ def _phase_changes(
     for found in ranges:
         if found.name == recorded.MODULE and step.start <= found.start:
             bounds.append((found.start, 2, phases.module_called))
-        phase = next(
-            (phase for name, phase in _PHASES.items() if found.name.startswith(name)), None
-        )
+        phase = next((one for name, one in _PHASES.items() if found.name.startswith(name)), None)
         if phase is not None and step.start <= found.start and found.stop <= step.stop:
             bounds.append((found.start, 1, partial(phases.begin, phase)))
             bounds.append((found.stop, 0, phases.end))

@@ -36,7 +36,7 @@ from pytest_torchmem.plugin.failure import UNUSED, add_attached, attach, why_ski
 from pytest_torchmem.plugin.settings import budget_of
 from pytest_torchmem.plugin.start import node_id
 from pytest_torchmem.reports.summary import Check, properties
-from pytest_torchmem.snapshots.format import Key
+from pytest_torchmem.snapshots.format import Entry, Key
 from pytest_torchmem.snapshots.location import relative
 from pytest_torchmem.targets.world import World
 
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from pytest_torchmem.plugin.standing import StandingGpus
     from pytest_torchmem.profile.profile import MemoryProfile
     from pytest_torchmem.snapshots.compare import Comparison
-    from pytest_torchmem.snapshots.format import Entry
 
 
 RAISED = "caught what a check raised, so that nothing was checked"
@@ -76,10 +75,8 @@ class Checker:
         self._budget: Budget | None = None
         self.devices: set[str] = set()
         """Those on which something was judged."""
-        self._failures: list[BaseException] = []
-        """What checks raised and no report has shown yet."""
-        self._blocks: dict[int, set[str]] = {}
-        """The blocks that stood around each of them and expect a failure, by its ``id``."""
+        self._failures: list[tuple[BaseException, set[str]]] = []
+        """What checks raised and no report has shown yet, and the blocks around that expect one."""
         self._running = 0
         self._told_of_running = False
         self._over = False
@@ -98,8 +95,7 @@ class Checker:
         try:
             yield
         except (failure.MemoryCheckFailed, UsageError, pytest.fail.Exception) as error:
-            self._failures.append(error)
-            self._blocks[id(error)] = failure.expecting_blocks(sys._getframe(2))
+            self._failures.append((error, failure.expecting_blocks(sys._getframe(2))))
             raise
         finally:
             self._running -= 1
@@ -116,7 +112,7 @@ class Checker:
         thread. After the last phase nothing can be told of any more in a report: it is ``over``.
         """
         self._over |= over
-        failures, self._failures = self._swallowed(), [e for e in self._failures if e is error]
+        failures, self._failures = self._swallowed(), [f for f in self._failures if f[0] is error]
         elsewhere = self._others.called()
         if isinstance(error, pytest.exit.Exception) and (failures or elsewhere):
             # pytest makes no report of a test that ends the run.
@@ -148,15 +144,10 @@ class Checker:
 
     def _swallowed(self) -> list[BaseException]:
         """Return the failures that were raised, and that nobody had expected."""
-        return [
-            error
-            for error in self._failures
-            if not failure.failure_is_expected(error, self._blocks.get(id(error), set()))
-        ]
+        return [one[0] for one in self._failures if not failure.failure_is_expected(*one)]
 
     @property
     def budget(self) -> Budget:
-        """What the test's markers say; raises ``UsageError`` where they cannot be read."""
         if self._budget is None:
             self._budget = budget_of(self.item)
         return self._budget
@@ -230,7 +221,7 @@ class Checker:
         first, *others = errors
         if not others:
             return first
-        self._failures = [one for one in self._failures if one not in errors]
+        self._failures = [one for one in self._failures if one[0] not in errors]
         checks = [check for error in errors for check in error.checks]
         if not all(error.checks for error in errors):
             text = "\n\n".join(dict.fromkeys(error.msg for error in errors))
@@ -258,7 +249,7 @@ class Checker:
             function = getattr(self.item, "function", None)
             if function is not None and "torchmem" in inspect.signature(function).parameters:
                 self.not_checked("never checked: nothing called torchmem.check", notice=UNUSED)
-        self._failures = [one for one in self._failures if one is not error]
+        self._failures = [one for one in self._failures if one[0] is not error]
         checks, self._unsent = self._unsent, []
         if not checks:
             return
@@ -318,7 +309,6 @@ class Checker:
 
     @property
     def first_line(self) -> str:
-        """Where the test begins, as a traceback would end."""
         return f"{self.place}: MemoryCheckFailed"
 
     @property
@@ -493,7 +483,6 @@ class RankHooks:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> Iterator[None]:
-        """Run a test as its first process, and then as the others."""
         if self._running is pyfuncitem:
             return (yield)
         worlds = self._gpus.processes(pyfuncitem)

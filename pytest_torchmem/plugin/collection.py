@@ -73,9 +73,7 @@ class Module:
     members: dict[str, pytest.Item | pytest.Collector] | None = None
     """The functions and classes in it, by name, also those that were not asked for."""
     memory_tests: set[str] = field(default_factory=set)
-    """Those of the tests that were collected that check memory."""
     namespace: Any = None
-    """What holds its functions and classes: the module itself."""
     states: list[str] = field(default_factory=list)
     """It and its snapshots, as they were when it was collected."""
 

@@ -15,9 +15,10 @@ import re
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from types import CodeType, FrameType, TracebackType
+from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -57,33 +58,17 @@ class MemoryCheckFailed(AssertionError, pytest.fail.Exception):  # type: ignore[
         self.args = (self.msg,)
 
 
-class shown_at_the_call:
-    """Lets a failure stand at the user's line, as wide as there is room behind its indentation.
-
-    What found a usage error is no part of it. (``contextlib.contextmanager`` would put the whole
-    traceback back; contextlib.py, ``__exit__``.)
-    """
-
-    def __enter__(self) -> None:
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None and frame.f_code.co_filename.startswith(_OWN):
-            frame = frame.f_back
-        self._token = MARGIN.set(_margin(frame) if frame is not None else MARGIN.get())
-
-    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
-        MARGIN.reset(self._token)
-        if isinstance(error, UsageError):
-            traceback = error.__traceback__
-            frames = []
-            while traceback is not None:
-                frames.append(traceback)
-                traceback = traceback.tb_next
-            while frames and frames[-1].tb_frame.f_code.co_filename.startswith(_OWN):
-                frames.pop()
-            shown: TracebackType | None = None
-            for one in reversed(frames):
-                shown = TracebackType(shown, one.tb_frame, one.tb_lasti, one.tb_lineno)
-            raise error.with_traceback(shown)
+@contextmanager
+def shown_at_the_call() -> Iterator[None]:
+    """Let a failure be as wide as there is room behind the indentation of the user's line."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_code.co_filename.startswith(_OWN):
+        frame = frame.f_back
+    token = MARGIN.set(_margin(frame) if frame is not None else MARGIN.get())
+    try:
+        yield
+    finally:
+        MARGIN.reset(token)
 
 
 def _margin(frame: FrameType) -> int:
@@ -293,8 +278,6 @@ NEVER_CHECKED = (
     "never checked, because they are skipped where there is no GPU: run pytest with "
     "--torchmem-fake-cuda=h100, or remove the skipif, since a traced test needs no GPU"
 )
-
-
 SKIPPED = "never checked, because they were skipped"
 UNUSED = "passed without a check: nothing in them called torchmem.check"
 

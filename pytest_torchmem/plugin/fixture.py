@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from pytest_torchmem.graphs.scaling import Scaling
     from pytest_torchmem.interception.values.contents import ValuesMode
     from pytest_torchmem.journal.contents import ProgramState
-    from pytest_torchmem.measurement.cuda import MeasuredProfile
     from pytest_torchmem.measurement.device import Device
+    from pytest_torchmem.measurement.measured import MeasuredProfile
     from pytest_torchmem.profile.profile import MemoryProfile
     from pytest_torchmem.targets.gpus import Gpu, WorkspaceKey, WorkspaceSize
     from pytest_torchmem.targets.target import DeviceName
@@ -283,8 +283,7 @@ def _target(
         return _trace(target, *args, **{**options, **kwargs, **others})
 
     def run_for_real() -> MeasuredProfile:
-        from pytest_torchmem.measurement.cpu import measure
-        from pytest_torchmem.measurement.cuda import MeasuredProfile
+        from pytest_torchmem.measurement.measured import MeasuredProfile, measure
 
         with real(target) as program:
             profile = measure(program, *args, **of_step, device="cuda")

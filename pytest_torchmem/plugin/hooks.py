@@ -67,7 +67,6 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.add_cleanup(options.stop_leaving_alone)
     text = "limits, such as '2 GiB', on the memory that a PyTorch test needs"
     config.addinivalue_line("markers", f"{SIGNATURE}: {text}")
     selects = f"{SELECTED_BY}: every memory test has it; select them with -m {SELECTED_BY}"

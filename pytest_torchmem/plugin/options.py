@@ -15,13 +15,9 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Literal
 
 import pytest
@@ -236,35 +232,13 @@ def torch_version() -> str | None:
     return match.group(1) if match else "of unknown version"
 
 
-_PACKAGE = __name__.partition(".")[0] + "."
-_HOOK = "_pytest.assertion.rewrite"
-
-
-class _PastRewriting(MetaPathFinder):
-    """Finds the modules of this package as Python does by itself."""
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if not fullname.startswith(_PACKAGE):
-            return None
-        return PathFinder.find_spec(fullname, path, target)
-
-
-_FINDER = _PastRewriting()
+_PACKAGE = __name__.partition(".")[0]
 
 
 def leave_this_package_alone() -> None:
-    """Find modules of this package before pytest's hook does, as long as that hook is there.
-
-    Those that other hooks find before it, as a type checker's, they find still.
-    """
-    stop_leaving_alone()
-    for position, finder in enumerate(sys.meta_path):
-        if type(finder).__module__ == _HOOK:
-            sys.meta_path.insert(position, _FINDER)
-            return
-
-
-def stop_leaving_alone() -> None:
-    sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not _FINDER]
+    """Take what is of this package out of the names of modules that pytest's hooks rewrite."""
+    for finder in sys.meta_path:
+        marked: set[str] = getattr(finder, "_must_rewrite", set())
+        if own := {name for name in marked if name.partition(".")[0] == _PACKAGE}:
+            marked -= own
+            getattr(finder, "_marked_for_rewrite_cache", {}).clear()

@@ -77,7 +77,6 @@ class Run:
     ) -> None:
         self.config = config
         self._lost = lost
-        """Checks whose result came too late for the report of any test."""
         self.settings = settings
         self.summary = Summary(settings, config.rootpath)
         self._attempts: dict[str, dict[str, Attempt]] = {}
@@ -90,7 +89,6 @@ class Run:
         self._selected: dict[str, str] = {}
         """The tests that were to run: their node ids in reports, and their own."""
         self._calibrations: dict[str, list[str]] = {}
-        """The memory tests of directories that were collected whole, by calibration file."""
         self._worker_died = worker_died
 
     def reported(self, report: pytest.TestReport) -> None:

@@ -22,7 +22,13 @@ from pytest_torchmem.checks import (
     UPDATE_MODES,
     VALUES_MODES,
 )
-from pytest_torchmem.checks.request import Settings, parse_choice, parse_devices, read_budget
+from pytest_torchmem.checks.request import (
+    Budget,
+    Settings,
+    parse_choice,
+    parse_devices,
+    read_budget,
+)
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.snapshots.location import PROPOSAL
 from pytest_torchmem.snapshots.tolerance import (
@@ -36,8 +42,6 @@ from pytest_torchmem.targets.world import check_ranks, check_world_size
 
 if TYPE_CHECKING:
     from _pytest.nodes import Node
-
-    from pytest_torchmem.checks.request import Budget
 
 
 def read_settings(config: pytest.Config) -> Settings:
@@ -54,10 +58,8 @@ def _read(config: pytest.Config) -> Settings:
     def not_empty(name: str) -> Any:
         given = option(f"torchmem_{name}")
         if isinstance(given, str) and not given.strip():
-            written = f"--torchmem-{name.replace('_', '-')}"
-            raise UsageError(
-                f"{written} has an empty value. Is a variable not set? Else leave it out"
-            )
+            why = "has an empty value. Is a variable not set? Else leave it out"
+            raise UsageError(f"--torchmem-{name.replace('_', '-')} {why}")
         return given
 
     def value(name: str, default: str = "") -> str:

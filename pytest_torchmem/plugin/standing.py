@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 
 from pytest_torchmem.checks import MARKER, VALUES_MODES
-from pytest_torchmem.checks.request import Worlds, gpu_name, parse_choice
+from pytest_torchmem.checks.request import Settings, Worlds, gpu_name, parse_choice
 from pytest_torchmem.errors import UsageError, add_note
 from pytest_torchmem.plugin.settings import budget_of
 from pytest_torchmem.plugin.start import checks_memory
@@ -40,7 +40,6 @@ from pytest_torchmem.targets.world import World
 from pytest_torchmem.units import format_size
 
 if TYPE_CHECKING:
-    from pytest_torchmem.checks.request import Settings
     from pytest_torchmem.interception.ledger import StorageRecord
     from pytest_torchmem.tracing.layers import StandingGpu
 
@@ -70,7 +69,6 @@ class Seen(NamedTuple):
     gpu: str
     """Its name in the catalogue."""
     gpus: int = 1
-    """How many of them there are."""
     number: int = 0
     """Which of them is current from the beginning: in a world that of the process."""
 
@@ -93,7 +91,6 @@ class SetUp:
     records: list[StorageRecord] = field(default_factory=list)
     """What it put there."""
     world: World | None = None
-    """The process of a distributed program that it was set up in."""
     in_world: bool = False
     """It would be another in another world, or none."""
     holds_reducer: bool = False
@@ -110,7 +107,6 @@ class StandingGpus:
     def __init__(self, settings: Settings, suite: StandingGpu | None = None) -> None:
         self._settings = settings
         self._suite = suite
-        """What every test sees."""
         self._gpus: dict[Seen, StandingGpu] = {}
         self._set_up: dict[int, SetUp] = {}
         self._tests: dict[tuple[str, Seen], tuple[int, ...]] = {}
@@ -460,7 +456,6 @@ class StandingHooks:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
-        """Run a test with the GPU that its fixtures put anything on; traces have their own."""
         with self._gpus.running(item):
             return (yield)
 
@@ -553,7 +548,6 @@ class SuiteHooks:
         self._peaks: dict[str, int] = {}
         """The most that each test allocated, in all processes of a run."""
         self._too_large: dict[str, None] = {}
-        """Tests that ran out of memory."""
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_collection(self) -> Iterator[None]:
@@ -600,7 +594,6 @@ class SuiteHooks:
 
 
 def _where_all_fit(nbytes: int) -> str:
-    """Return in a sentence on which GPUs of the catalogue a process with a peak fits."""
     gpus = [find_gpu(name) for name in gpu_names()]
     enough = sorted(
         (gpu for gpu in gpus if gpu.memory - gpu.context >= nbytes),

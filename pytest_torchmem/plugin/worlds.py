@@ -19,7 +19,7 @@ from unittest import TestCase
 import pytest
 
 from pytest_torchmem.checks import MARKER
-from pytest_torchmem.checks.request import Worlds, worlds_of
+from pytest_torchmem.checks.request import Settings, Worlds, worlds_of
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.plugin.failure import MemoryCheckFailed
 from pytest_torchmem.plugin.settings import budget_of
@@ -28,7 +28,6 @@ from pytest_torchmem.printable import shown
 from pytest_torchmem.targets.world import GPUS_OF_A_NODE, World
 
 if TYPE_CHECKING:
-    from pytest_torchmem.checks.request import Settings
     from pytest_torchmem.interception.world import StandingWorld
 
 _BEFORE: pytest.StashKey[dict[str, str | None]] = pytest.StashKey()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.figures import ALLOCATOR_PEAKS, FIGURES, HOST
 from pytest_torchmem.printable import Tabular
-from pytest_torchmem.profile.facts import Facts, read_facts
+from pytest_torchmem.profile.facts import Facts, outline_of, read_facts
 from pytest_torchmem.profile.timeline import (
     Allocation,
     ComputedLater,
@@ -27,6 +27,7 @@ from pytest_torchmem.profile.timeline import (
     Phase,
     Timeline,
     totals_by,
+    without_collections,
 )
 
 if TYPE_CHECKING:
@@ -43,8 +44,6 @@ PEAK_FIELDS = {f"{phase.value}_peak": phase for phase in _PHASES}
 
 #: Communicators and their channels: NCCL allocates by itself (``ncclCommInitRank``).
 NCCL = "memory that NCCL takes for itself"
-
-
 MOST_DRAWN = 200_000
 """Allocations of which a page has the plan and the operators."""
 
@@ -135,10 +134,8 @@ class MemoryProfile(ComputedLater, Tabular):
         default=None, repr=False, compare=False
     )
     """Replays the caching allocator; ``None`` for cpu."""
-
     advised: Suggest | None = field(default=None, repr=False, compare=False)
     """Traces changes of the step; ``None`` for a measurement, and for what was read from a file."""
-
     others: tuple[MemoryProfile, ...] = field(default=(), repr=False)
     """The profiles of the other GPUs, where the program sees several."""
     world_size: int | None = None
@@ -321,8 +318,6 @@ class MemoryProfile(ComputedLater, Tabular):
 
         ``MemoryProfile.load`` reads it. Left out are ``calls`` and what libraries were asked.
         """
-        from pytest_torchmem.profile.timeline import without_collections
-
         with without_collections():
             text = json.dumps({"kind": SAVED, "schema": SCHEMA, **self._plain()})
         if Path(path).suffix == ".gz":
@@ -336,7 +331,6 @@ class MemoryProfile(ComputedLater, Tabular):
         (``torch.cuda.memory._dump_snapshot``). Raises ``UsageError`` for any other file.
         """
         from pytest_torchmem.profile.formats.saved import PICKLE, read_recording
-        from pytest_torchmem.profile.timeline import without_collections
 
         content = Path(path).read_bytes()
         try:
@@ -413,7 +407,6 @@ class MemoryProfile(ComputedLater, Tabular):
         what each operator needs (of a trace; none of these two for more than 200,000 allocations).
         With ``before``, another profile's timeline and figures stand beside those of this one.
         """
-        from pytest_torchmem.profile.facts import outline_of
         from pytest_torchmem.profile.pictures.page import SAMPLES, Content, page
 
         content = Content(
@@ -459,7 +452,6 @@ class MemoryProfile(ComputedLater, Tabular):
         ``PYTORCH_ALLOC_CONF``. Open the file at https://pytorch.org/memory_viz.
         """
         from pytest_torchmem.profile.formats.exports import write_memory_snapshot
-        from pytest_torchmem.profile.timeline import without_collections
 
         with without_collections(), Path(path).open("wb") as file:
             write_memory_snapshot(self.timeline, file, allocator)

@@ -35,7 +35,6 @@ def describe_kind(allocation: Allocation) -> str:
 
 
 def figures_table(device: str, figures: Mapping[str, int]) -> str:
-    """Return the figures by name, for people and exactly."""
     named = ((name.replace("_", " "), size) for name, size in figures.items())
     rows = [(name, format_size(size), f"{size:,}") for name, size in named]
     return tabulate(rows, headers=(device, "", "bytes"), colalign=("left", "right", "right"))

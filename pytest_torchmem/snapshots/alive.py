@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pytest_torchmem.figures import END, HOST, PEAKS, RETAINED
 from pytest_torchmem.profile.module_paths import Numbers, fold, write_numbers
-from pytest_torchmem.profile.timeline import Lifetimes, Phase, Role, Timeline
+from pytest_torchmem.profile.timeline import Allocation, Lifetimes, Phase, Role, Timeline
 
 if TYPE_CHECKING:
     from pytest_torchmem.profile.profile import MemoryProfile
-    from pytest_torchmem.profile.timeline import Allocation
 
 MOMENTS = (*PEAKS, RETAINED, END, HOST)
 """The figures of which the contents are known."""
@@ -31,7 +30,6 @@ class What(NamedTuple):
     """What the allocations of a group have in common."""
 
     role: str
-    """The value of a ``Role``."""
     module: str
     """The pattern of the module's path."""
     source: str
@@ -73,7 +71,6 @@ class Alive:
     moments: tuple[str, ...] = ()
 
     def total(self, moment: str) -> int:
-        """Return everything that was alive at a moment, in bytes."""
         return sum(group.nbytes(moment) for group in self.groups) + self.rest.get(moment, 0)
 
     def floor(self, moment: str) -> int:

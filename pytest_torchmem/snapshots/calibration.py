@@ -93,15 +93,12 @@ def _table(plain: Any, where: str) -> dict[gpus.WorkspaceKey, int]:
 def _refuse_others(plain: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
     others = [name for name in plain if name not in known]
     if others:
-        raise SnapshotError(
-            f"{where} has {files.text_of(others[0])}, which is not part of a calibration"
-        )
+        what = files.text_of(others[0])
+        raise SnapshotError(f"{where} has {what}, which is not part of a calibration")
 
 
 WorkspacePlace = tuple[gpus.Setup, gpus.WorkspaceKey]
 """A figure by where it was measured and what it is of."""
-
-
 StoredCalibration = Stored[WorkspacePlace, gpus.WorkspaceSize]
 CalibrationPlan = FilePlan[WorkspacePlace, gpus.WorkspaceSize]
 

@@ -25,7 +25,6 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from math import isfinite
 from pathlib import Path
-from types import FrameType
 from typing import Any, Generic, TypeVar
 
 from pytest_torchmem.errors import SnapshotError, UsageError
@@ -219,15 +218,12 @@ def _uninterrupted() -> Iterator[None]:
     """
     arrived: list[int] = []
     before = {}
-
-    def put_off(number: int, frame: FrameType | None) -> None:
-        arrived.append(number)
-
     try:
         if threading.current_thread() is threading.main_thread():
             for number in (getattr(signal, name) for name in _ENDING if hasattr(signal, name)):
                 if signal.getsignal(number) not in (signal.SIG_IGN, None):
-                    before[number] = signal.signal(number, put_off)
+                    handler = signal.signal(number, lambda signum, _: arrived.append(signum))
+                    before[number] = handler
         yield
     finally:
         for number, handler in before.items():
@@ -292,7 +288,6 @@ def dump_file(head: Mapping[str, Any], name: str, blocks: Sequence[Mapping[str, 
 
 
 def table_of(plain: Any, where: str, read: Callable[[Any, str], V], what: str = "") -> dict[str, V]:
-    """Return what ``read`` makes of each value of an object."""
     if not isinstance(plain, dict):
         raise SnapshotError(f"{where}: expected an object{what}, found {kind_of(plain)}")
     return {name: read(value, f'{where}: "{name}"') for name, value in plain.items()}

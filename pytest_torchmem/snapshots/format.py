@@ -152,8 +152,6 @@ _TEXTS = ("torch", "workload")
 _FORMER = tuple(f"at_{peak}" for peak in PEAKS)
 """Keys that schema 1 wrote, which are left out."""
 _OTHERS = ("reason", "tolerance", "measured", "alive", "facts", "timeline", "grew")
-
-
 _MOST_TOLD = 6
 """Causes that an entry keeps: those of a pull request that was updated several times."""
 
@@ -182,7 +180,6 @@ class Key:
     world_size: int = 0
     """How many processes a distributed step runs in; 0 for any other step."""
     rank: int = 0
-    """Which of them was traced."""
 
     @property
     def where(self) -> str:
@@ -221,9 +218,7 @@ class Entry(ComputedLater):
     alive: Alive | None = None
     """What was alive at the peaks; ``None`` where it was not recorded."""
     facts: Facts = field(default_factory=dict)
-    """What the step was run with."""
     timeline: Outline = ()
-    """The course of the step's memory; nothing where it was not recorded."""
     tolerance: Any = None
     reason: str | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
@@ -298,7 +293,6 @@ class Entry(ComputedLater):
 
 
 Snapshot = FileContents[Key, Entry]
-"""The contents of one file."""
 
 
 def dump(snapshot: Snapshot) -> str:
@@ -370,7 +364,6 @@ def read_told(plain: Any, where: str) -> tuple[Told, ...]:
 
 
 def read_key(plain: Any, texts: Mapping[str, str], where: str) -> Key:
-    """Return the key of an entry, whose ``texts`` are read; raises ``SnapshotError``."""
     size, rank = (plain.get(name, 0) for name in _WORLD)
     numbers = type(size) is int and type(rank) is int and 0 <= size <= MOST
     if not numbers or not 0 <= rank < max(size, 1):

@@ -80,7 +80,12 @@ def read_stored(path: Path, load: Callable[[str], FileContents[K, V]]) -> Stored
         return Stored(path)
     conflict = _CONFLICT.search(text) is not None
     try:
-        ours, *others = map(load, _sides(text) if conflict else (text,))
+        sides = [text]
+        if conflict:  # the common ancestor that git's ``diff3`` style adds is dropped
+            sides = [_IN_CONFLICT.sub(side, text) for side in (r"\1", r"\3")]
+            if any(map(_CONFLICT.search, sides)):
+                raise SnapshotError("has mismatched conflict markers")
+        ours, *others = map(load, sides)
     except SnapshotError as error:
         problem = f"has an unresolved merge conflict, and one side {error}"
         raise SnapshotError(_advice(path, problem if conflict else str(error))) from None
@@ -111,18 +116,6 @@ def tests_named_in(path: Path) -> list[str]:
         return []
 
 
-def _sides(text: str) -> list[str]:
-    """Return a file with conflict markers as it was on either side.
-
-    The common ancestor that git's ``diff3`` style adds is dropped. Raises ``SnapshotError`` where
-    markers are torn.
-    """
-    sides = [_IN_CONFLICT.sub(side, text) for side in (r"\1", r"\3")]
-    if any(map(_CONFLICT.search, sides)):
-        raise SnapshotError("has mismatched conflict markers")
-    return sides
-
-
 def _advice(path: Path, problem: str) -> str:
     if path.suffix != ".json":  # a file of the program, named by mistake
         return f"{path}: {problem}"
@@ -144,7 +137,6 @@ class FilePlan(Generic[K, V]):
     text: str | None = None
     """The new text; ``None`` where nothing is left to keep."""
     entries: Mapping[K, V] = field(default_factory=dict)
-    """The new entries."""
     added: tuple[K, ...] = ()
     changed: tuple[K, ...] = ()
     removed: tuple[K, ...] = ()

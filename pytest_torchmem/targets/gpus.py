@@ -63,7 +63,6 @@ class Gpu:
 
 DEFAULT_GPU = "a100-80gb"
 MOST_GPUS = 64
-"""How many GPUs a trace can have."""
 
 
 def _gib(number: float) -> int:
@@ -199,7 +198,6 @@ def known_gpu(gpu: Gpu) -> AbstractContextManager[None]:
 
 
 def gpu_names() -> tuple[str, ...]:
-    """Return the names of all known GPUs."""
     return tuple(_GPUS)
 
 
@@ -265,7 +263,6 @@ class Setup(NamedTuple):
 
 
 CUDNN = "cudnn"
-"""The source of what cuDNN told."""
 
 
 class LibraryAnswer(NamedTuple):

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 
-from pytest_torchmem.targets.gpus import Gpu
+from pytest_torchmem.targets.gpus import Calibration, Gpu
 from pytest_torchmem.targets.host import Host
 from pytest_torchmem.targets.world import World
 
 if TYPE_CHECKING:
     from pytest_torchmem.cudnn.library import Library
-    from pytest_torchmem.targets.gpus import Calibration
 
 DeviceName: TypeAlias = Literal["cpu", "cuda"]
 HostName: TypeAlias = Literal["reference", "here"]
@@ -86,7 +85,6 @@ class Target:
     cudnn: Library | None = None
     """The cuDNN that can be asked about the GPU."""
     why_no_cudnn: str = ""
-    """Why there is none, where there is none."""
     index: int = 0
     """The GPU that is reported on, where there is no world."""
     selected: Selected = field(default_factory=Selected, repr=False, compare=False)

@@ -13,8 +13,8 @@ from torch import nn
 import pytest_torchmem as torchmem
 from pytest_torchmem.errors import DeviceMemoryError, UsageError
 from pytest_torchmem.measurement import device as devices
-from pytest_torchmem.measurement.cuda import MeasuredProfile
 from pytest_torchmem.measurement.device import Device, known_gpu, name_of
+from pytest_torchmem.measurement.measured import MeasuredProfile
 from pytest_torchmem.profile.timeline import Kind, Phase
 from pytest_torchmem.targets.gpus import Gpu, find_gpu
 from tests.measurement.stand_in import StandIn

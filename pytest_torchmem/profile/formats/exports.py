@@ -195,9 +195,8 @@ def write_memory_snapshot(timeline: Timeline, file: BinaryIO, allocator: str = "
         for entries in _batches(value):
             pickler.fast = isinstance(entries, list)  # the memo is read then, and not written to
             found = written(entries)
-            file.write(
-                found.removeprefix(pickle.EMPTY_LIST) if pickler.fast else found + pickle.APPEND
-            )
+            found = found.removeprefix(pickle.EMPTY_LIST) if pickler.fast else found + pickle.APPEND
+            file.write(found)
         file.write(pickle.APPEND)
         pickler.fast = False
     file.write(pickle.SETITEMS + pickle.STOP)

@@ -117,17 +117,17 @@ def read_timeline(plain: Any) -> Timeline:
     """
     check_plain(plain["texts"], [str], "a text")
     check_plain(plain["shapes"], [[int]], "a shape")
-    texts, shapes = plain["texts"], [tuple(shape) for shape in plain["shapes"]]
+    texts = plain["texts"]
     origins = [
         Origin(Phase(texts[phase]), texts[module], texts[operator], texts[line], again == 1)
         for phase, module, operator, line, again in plain["origins"]
     ]
     read: dict[str, tuple[list[Any], Callable[[Any], Any]]] = {
         "kind": (texts, Kind),
-        "origin": (origins, _itself),
-        "shape": (shapes, _itself),
-        "dtype": (texts, _itself),
-        "label": (texts, _itself),
+        "origin": (origins, lambda one: one),
+        "shape": (plain["shapes"], tuple),
+        "dtype": (texts, str),
+        "label": (texts, str),
         "confidence": (texts, Confidence),
     }
     columns: dict[str, list[Any]] = {name: _integers(plain[name]) for name in Allocation._fields}
@@ -170,10 +170,6 @@ def _looked_up(
         raise IndexError(f"it has no value {min(used)}")
     made = {number: make(values[number]) for number in used}
     return list(map(made.__getitem__, numbers))
-
-
-def _itself(value: _Value) -> _Value:
-    return value
 
 
 def _integers(values: Any) -> list[int]:

@@ -36,8 +36,6 @@ _BYTES = 1_200_000
 """The most that the changes of that list may take in the page."""
 _FOLDED = 1 / 2000
 """The part of the peak below which branches of the flame graph are left out."""
-
-
 _STORAGES = 1500
 """Storages of a plan that are drawn, those with the most bytes and the longest lives."""
 _OPERATORS = 250
@@ -213,9 +211,7 @@ def _changes(made: Counter[int], places: Sequence[int], sizes: Sequence[int]) ->
         change = counts.setdefault(places[abs(number) - 1], [0, 0])
         change[0] += count
         change[1] += count * sizes[abs(number) - 1]
-    return [
-        number for place, change in counts.items() if any(change) for number in (place, *change)
-    ]
+    return [number for key, change in counts.items() if any(change) for number in (key, *change)]
 
 
 def flame(allocations: Sequence[Allocation]) -> dict[str, Any]:

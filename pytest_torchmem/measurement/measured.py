@@ -1,15 +1,16 @@
-"""One measurement on a real GPU: the step run there, its caching allocator's counts by phase.
+"""One measurement: the step on a real device, its allocations counted.
 
-The allocator counts when it is called, on the host, so its figures do not depend on how far the GPU
-has got; the device is waited for at every change of phase all the same, since a block that another
-stream used is given back late (c10/cuda/CUDACachingAllocator.cpp, ``process_events``).
+The caching allocator of a GPU counts when it is called, on the host, so its figures do not depend
+on how far the GPU has got; the device is waited for at every change of phase all the same, since a
+block that another stream used is given back late (c10/cuda/CUDACachingAllocator.cpp,
+``process_events``).
 """
 
 import gc
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
@@ -17,12 +18,20 @@ from typing import Any, TypeVar
 
 import torch
 
-from pytest_torchmem.errors import DeviceMemoryError, UsageError
+from pytest_torchmem.errors import DeviceMemoryError, UsageError, refuse_misspelt
+from pytest_torchmem.journal.journal import generators_kept, program_kept
 from pytest_torchmem.measurement import device as devices
-from pytest_torchmem.measurement.copies import on_copies
+from pytest_torchmem.measurement.copies import Run, on_copies
 from pytest_torchmem.measurement.device import Device
-from pytest_torchmem.measurement.timeline import Label, labels_after, labels_before, timeline_of
-from pytest_torchmem.profile.profile import PEAK_FIELDS, MemoryProfile
+from pytest_torchmem.measurement.events import MODULE, STEP, recording
+from pytest_torchmem.measurement.timeline import (
+    Label,
+    build_timeline,
+    labels_after,
+    labels_before,
+    timeline_of,
+)
+from pytest_torchmem.profile.profile import PEAK_FIELDS, MemoryProfile, figures_of
 from pytest_torchmem.profile.timeline import Phase, Timeline
 from pytest_torchmem.step.step import (
     Step,
@@ -32,6 +41,8 @@ from pytest_torchmem.step.step import (
     outermost_module_calls,
 )
 from pytest_torchmem.targets.gpus import Gpu
+from pytest_torchmem.targets.target import DeviceName, HostName
+from pytest_torchmem.torch_private.devices import mark
 from pytest_torchmem.units import format_size
 
 REQUESTED, ALLOCATED, RESERVED = "requested_bytes", "allocated_bytes", "reserved_bytes"
@@ -142,7 +153,79 @@ class MeasuredProfile(MemoryProfile):
     reserved: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
 
 
-def measure_cuda(
+def measure(
+    target: Any,
+    *args: Any,
+    device: DeviceName = "cpu",
+    gpu: str | None = None,
+    host: HostName = "here",
+    loss_fn: Callable[[Any], Any] | None = None,
+    backward: bool = True,
+    optimizer: Callable[..., Any] | None = None,
+    steps: int = 1,
+    **kwargs: Any,
+) -> MemoryProfile:
+    """Run the step of ``trace`` for real, and return the bytes that it requested.
+
+    The step runs on copies of the model's tensors and of the arguments. What a callable finds
+    elsewhere, such as in a closure, counts only as far as the step allocates it, whereas a trace
+    counts it from the beginning: to compare the two, pass the model as an argument
+    (``measure(step, model, x)``). Random states are restored. The garbage collector is off during
+    the step, so memory that only a reference cycle keeps alive is not freed. What ``torch.compile``
+    takes on the host while it compiles is left out. ``gpu`` and ``host`` have no effect.
+
+    On ``"cuda"``, the current CUDA device, the profile is a ``MeasuredProfile``, which also has the
+    peaks of the bytes that the caching allocator allocated and reserved. Memory that was in use
+    before is subtracted. The step of a module runs once before, on another copy, to warm up.
+
+    Raises ``UsageError`` if there is no such device, and ``DeviceMemoryError`` if the step needs
+    more memory than the GPU has.
+    """
+    if device not in ("cpu", "cuda"):
+        raise UsageError(f"device={device!r}: expected 'cpu' or 'cuda'")
+    step = Step(loss_fn, backward, optimizer, steps)
+    step.check(target)
+    refuse_misspelt(measure, target, kwargs)
+    if device == "cuda":
+        with _as_in_a_trace():
+            return _on_cuda(target, args, kwargs, step)
+    there = on_copies(torch.device("cpu"), target, args, kwargs, step)
+    with _as_in_a_trace(), recording() as recorded, there as run:
+        before = labels_before(target, args, kwargs)
+        with mark(STEP):
+            outliving = run(_begins)
+        after = labels_after(target, outliving)
+    timeline = build_timeline(recorded, before, after)
+    # what never reaches the recorded thread's c10 allocator
+    spots = ["not measured: what other threads take and release between two events of this one"]
+    if torch.backends.mkl.is_available():
+        spots.append("not measured: MKL's own buffers, which it takes outside torch's allocator")
+    return MemoryProfile(
+        device="cpu",
+        gpu=None,
+        host="here",
+        torch_version=torch.__version__,
+        warnings=tuple(spots),
+        timeline=timeline,
+        **figures_of(timeline),
+    )
+
+
+@contextmanager
+def _as_in_a_trace() -> Iterator[None]:
+    """Run a step under what a trace, too, keeps apart from it."""
+    gc.collect()
+    with generators_kept(), program_kept():
+        yield
+
+
+def _begins() -> None:
+    """Mark that another step begins, as the call of a module does."""
+    with mark(MODULE):
+        pass
+
+
+def _on_cuda(
     target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], step: Step
 ) -> MeasuredProfile:
     """Run a step on the GPU of this machine, and free everything, also where that fails."""
@@ -150,20 +233,39 @@ def measure_cuda(
     reason = device.why_not()
     if reason:
         raise UsageError(f"device='cuda': {reason}, so nothing can be measured; trace() needs none")
-    given = device, device.gpu(), target, args, kwargs, step
-    return run_warm(*given, partial(_measured, *given))
+    gpu = device.gpu()
+    there = partial(on_copies, device.torch_device, target, args, kwargs, step, moved=True)
+
+    def run_there() -> MeasuredProfile:
+        device.empty_cache()
+        device.synchronise()
+        with ExitStack() as stack:
+            device.start_history()
+            try:
+                meter = PhaseMeter(device)
+                run = stack.enter_context(there())
+                before = labels_before(target, args, kwargs)
+                meter.change(Phase.FORWARD)
+                with following_phases(meter) as begins:
+                    outliving = run(begins)
+                meter.finish()
+                after = labels_after(target, outliving)
+            finally:
+                history = device.stop_history()
+            del outliving
+        return _profile(gpu, meter, history, before, after)
+
+    return run_warm(device, gpu, target, there, run_there)
 
 
 def run_warm(
     device: Device,
     gpu: Gpu,
     target: Any,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    step: Step,
+    there: Callable[[], AbstractContextManager[Run]],
     run: Callable[[], T],
 ) -> T:
-    """Return what ``run`` returns, after a step of a module on copies of its own.
+    """Return what ``run`` returns, after a step of a module ``there``, on copies of its own.
 
     Libraries have chosen their kernels by then, and taken the buffers that stay. A callable has no
     such step, which would change what it works on. The device is the current one meanwhile, and
@@ -175,9 +277,7 @@ def run_warm(
         state = device.generator_state()
         try:
             if isinstance(target, torch.nn.Module):
-                with on_copies(
-                    device.torch_device, target, args, kwargs, step, moved=True
-                ) as first:
+                with there() as first:
                     first()
                 gc.collect()
             results.append(run())
@@ -191,34 +291,6 @@ def run_warm(
     if not results:
         raise DeviceMemoryError(failure)
     return results[0]
-
-
-def _measured(
-    device: Device,
-    gpu: Gpu,
-    target: Any,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    step: Step,
-) -> MeasuredProfile:
-    device.empty_cache()
-    device.synchronise()
-    with ExitStack() as stack:
-        device.start_history()
-        try:
-            meter = PhaseMeter(device)
-            there = on_copies(device.torch_device, target, args, kwargs, step, moved=True)
-            run = stack.enter_context(there)
-            before = labels_before(target, args, kwargs)
-            meter.change(Phase.FORWARD)
-            with following_phases(meter) as begins:
-                outliving = run(begins)
-            meter.finish()
-            after = labels_after(target, outliving)
-        finally:
-            history = device.stop_history()
-        del outliving
-    return _profile(gpu, meter, history, before, after)
 
 
 def _profile(
