@@ -1074,7 +1074,7 @@ def convolution_by_hand(wrong: bool) -> Step:
     return model, (torch.zeros(4, 16, 32, 32, requires_grad=True),), {}
 
 
-@planted("inputs", "the input 1 float32[4, 3, 16, 16] is new and 1 more", "Crops")
+@planted("inputs", "the input 1 float32[4, 3, 16, 16] is new, and 1 more input", "Crops")
 def more_crops(wrong: bool) -> Step:
     class Crops(Parts):
         def forward(self, crops: list[Tensor]) -> Tensor:

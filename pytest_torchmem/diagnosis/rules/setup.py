@@ -334,7 +334,8 @@ def inputs_changed(evidence: Evidence) -> Cause | None:
     changed = changed or [one for one in new if " of " not in one.name]
     if not changed or not _can_explain(evidence, changed):
         return None
-    more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+    others = f"{len(changed) - 1} more input{'s' if changed[2:] else ''}"
+    more = f", and {others}" if changed[1:] else ""
     fewer = _fewer_calls(evidence, changed[0].name)
     text = _step_of_input(changed[0]) + more + fewer
     retyped = any(_types(one.before) != _types(one.now) for one in changed)
