@@ -154,8 +154,8 @@ def compare(before: Entry, now: Entry, levels: Sequence[Level]) -> Comparison:
             values = before.figures.get(name), now.figures.get(name)
             if name == HOST:  # which is left out where it is nothing
                 values = values[0] or 0, values[1] or 0
-            if name == ALLOCATED and rule.figure is None:
-                # What is allowed of the sizes themselves may be less than rounding them up adds.
+            if name in ALLOCATOR_PEAKS and rule.figure is None:
+                # What is allowed of the sizes themselves may be less than a block or a segment.
                 rules = rule, find_rule([BUILT_IN], device, name)
                 rule = max(rules, key=lambda one: one.tolerance.allowance(values[0] or 0))
             changes.append(_judge(name, *values, rule, _of_libraries(before, name)))

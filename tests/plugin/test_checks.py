@@ -631,13 +631,13 @@ def test_growth_between_steps(project):
     project.pytester.makepyfile(net=LEAK, test_net="from net import *\n")
     project.run("-m", "torchmem", passed=2, failed=4, deselected=1).tells(
         "E *: +128 B alive after a step and not before it, cpu: the",
-        "E * list Net.seen holds it, growth=0 B allows no more",
+        "E * list Net.seen (net.py:11) holds it, growth=0 B allows no more",
         "E * aten::clone in Net, net.py:11",
         "E * What stays after a step*",
         "E * +128 B  float32[[]4, 8[]], held by the program*",
         "*not checked: growth=0 B needs at least 3 steps, and this run made 1*",
         "E *: +128 B alive after a step and not before it, cpu: the",
-        "E * list Net.seen holds it, growth=0 B allows no more",
+        "E * list Net.seen (net.py:11) holds it, growth=0 B allows no more",
         "E *: +4 B alive after a step and not before it, cpu: the",
         "E * list losses of step (net.py:*) holds it, growth=0 B allows no more",
     )
