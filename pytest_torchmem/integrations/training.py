@@ -11,7 +11,6 @@ from torch import nn
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.measurement.device import cuda_device
 from pytest_torchmem.measurement.measured import measure
-from pytest_torchmem.profile.profile import MemoryProfile
 from pytest_torchmem.step.trees import tensors_in
 from pytest_torchmem.targets.gpus import known_gpu
 from pytest_torchmem.torch_private.kernels import tree_map_only
@@ -53,11 +52,17 @@ class RunPeaks:
         if self._batch is None:
             return {}
         args, kwargs = self._batch
-        kwargs = kwargs | {"optimizer": _anew(optimizer), "steps": _STEPS, "loss_fn": _itself}
+        kwargs = kwargs | {
+            "optimizer": _anew(optimizer),
+            "steps": _STEPS,
+            "loss_fn": lambda loss: loss,
+        }
         try:
             if next(loss.parameters()).device.type == "cuda":
-                real = torch.cuda.max_memory_allocated()
-                traced = _on_this_gpu(loss, args, kwargs).allocated_peak or 0
+                real, gpu = torch.cuda.max_memory_allocated(), cuda_device().gpu()
+                kwargs |= {"device": "cuda", "gpu": gpu.name, "memory": "unlimited"}
+                with known_gpu(gpu):
+                    traced = trace(loss, *args, **kwargs).allocated_peak or 0
             else:
                 real = measure(loss, *args, **kwargs).peak
                 traced = trace(loss, *args, host="here", **kwargs).peak
@@ -84,20 +89,8 @@ def loss_of(output: Any) -> torch.Tensor:
     return found
 
 
-def _on_this_gpu(
-    loss: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> MemoryProfile:
-    gpu = cuda_device().gpu()
-    with known_gpu(gpu):
-        return trace(loss, *args, device="cuda", gpu=gpu.name, memory="unlimited", **kwargs)
-
-
 def _on_host(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().to("cpu", copy=True)
-
-
-def _itself(loss: torch.Tensor) -> torch.Tensor:
-    return loss
 
 
 def _anew(optimizer: Any) -> Callable[..., Any] | None:

@@ -126,8 +126,7 @@ _WRITES: tuple[tuple[str, dict[int, int]], ...] = (
     (r"cusolverDn[SDCZ]gesvdj_bufferSize", {12: 4}),
     (r"cusolverDn[SDCZ]gesvdaStridedBatched_bufferSize", {16: 4}),
     (r"cusolverDnX(sytrs|syevd|syevBatched)_bufferSize", {11: 8, 12: 8}),
-    (r"cusolverDnXpotrf_bufferSize", {8: 8, 9: 8}),
-    (r"cusolverDnXgetrf_bufferSize", {8: 8, 9: 8}),
+    (r"cusolverDnX(potrf|getrf)_bufferSize", {8: 8, 9: 8}),
     (r"cusolverDnXgeqrf_bufferSize", {10: 8, 11: 8}),
     (r"cusolverDnXgeev_bufferSize", {17: 8, 18: 8}),
     (r"cusparseXbsrs[vm]2_zeroPivot", {2: 4}),
@@ -173,6 +172,7 @@ MAIN = "libstand_in.so"
 CUDNN_PROCESS = "cudnn-process"
 _SOURCES = Path(__file__).parent / "sources"
 _HEADERS = ("cuda.h", "cuda_runtime_api.h")
+_HOMES = ("CUDA_HOME", "CUDA_PATH")
 _FUNCTION = re.compile(
     r"(__cuda|cuda|cublas|cusparse|cusolver|cufft|curand|nccl|nvrtc|cudnn|cuFile|nvtx|cupti|nvml"
     r"|nvshmem|cu[A-Z])\w+"
@@ -207,7 +207,7 @@ class Installation:
         places = [
             *site.glob("nvidia/*/include"),
             site / "triton/backends/nvidia/include",
-            *(Path(os.environ[name]) / "include" for name in _HOMES if os.environ.get(name)),
+            *(Path(home) / "include" for name in _HOMES if (home := os.environ.get(name))),
             Path("/usr/local/cuda/include"),
         ]
         for place in places:
@@ -220,9 +220,6 @@ class Installation:
             f"the stand-in needs CUDA's headers, version {self.cuda[0]}: "
             "pip install triton, or nvidia-cuda-runtime"
         )
-
-
-_HOMES = ("CUDA_HOME", "CUDA_PATH")
 
 
 def find_installation() -> Installation:

@@ -9,10 +9,10 @@ decompositions, and what compilers begin with.
 
 import copy
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from traceback import walk_tb
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -25,8 +25,6 @@ from pytest_torchmem.step.trees import tensors_in
 from pytest_torchmem.torch_private import compiler
 from pytest_torchmem.torch_private.patches import having
 
-_Others: TypeAlias = dict[tuple[str, str], Tensor]
-"""Tensors by the path of a module and the name of its attribute."""
 _NO_ADDRESS = "Cannot access data pointer"
 """How torch refuses the address of a tensor without one (c10/core/StorageImpl.cpp)."""
 
@@ -93,7 +91,7 @@ class AheadOfTime:
         # What modules have as attributes, and not as parameters or buffers: AOTAutograd takes no
         # tensors that it is not given; ``torch.compile`` gives it these as well.
         others = {
-            (path, name): value
+            f"{path}.{name}" if path else name: value
             for path, one in self._module.named_modules()
             for name, value in vars(one).items()
             if isinstance(value, Tensor) and value.is_leaf
@@ -133,11 +131,9 @@ class AheadOfTime:
         made: list[_Output] = []
 
         def functional(parameters: Any, buffers: Any, others: Any, args: Any, kwargs: Any) -> Any:
-            state = (parameters, buffers)
-            with _with_tensors(self._module, others):
-                output = _Output(torch.func.functional_call(self._module, state, args, kwargs))
-            made[:] = [output]
-            return output.tensors
+            state = (parameters, buffers, others)
+            made[:] = [_Output(torch.func.functional_call(self._module, state, args, kwargs))]
+            return made[0].tensors
 
         held = sum(1 for _ in self._module.parameters()) + sum(1 for _ in self._module.buffers())
         compiled: Callable[..., list[Tensor]] = aot_function(
@@ -184,20 +180,6 @@ def _without_graph(error: RuntimeError) -> str:
             'mode="eager", or with mode="inductor", which breaks the graph there'
         )
     return ""
-
-
-@contextmanager
-def _with_tensors(module: nn.Module, others: _Others) -> Iterator[None]:
-    """Let the attributes be these tensors for a while."""
-    owners = {path: vars(module.get_submodule(path)) for path, _ in others}
-    before = {(path, name): owners[path][name] for path, name in others}
-    try:
-        for (path, name), value in others.items():
-            owners[path][name] = value
-        yield
-    finally:
-        for (path, name), value in before.items():
-            owners[path][name] = value
 
 
 def run_ahead_of_time(module: nn.Module, interceptor: Interceptor | None = None) -> AheadOfTime:

@@ -53,12 +53,10 @@ _CPU = torch.device("cpu")
 class Compiled:
     """The compiler of one trace."""
 
-    def __init__(
-        self, interceptor: Interceptor, level: str | None, lowering: Lowering | None = None
-    ) -> None:
+    def __init__(self, interceptor: Interceptor, level: str | None, lowering: Lowering) -> None:
         self._interceptor = interceptor
         self._level = level
-        self._lowering = lowering or Lowering()
+        self._lowering = lowering
         self._callbacks: dict[int, tuple[Any, compiler.Convert]] = {}
         self._backends: dict[int, _Backend] = {}
         """By the ids of their callbacks."""
@@ -72,11 +70,9 @@ class Compiled:
         self._stack = ExitStack()
         """What ends with the trace."""
         self._options: Callable[[], AbstractContextManager[None]] = nullcontext
-        """Inductor's options, for as long as something is lowered."""
+        """Inductor's options, from the first graph on that is lowered."""
         self._in_forward = False
         """Whether a graph is lowered that is about to run; a backward's is later."""
-        self._lowers = False
-        """Whether graphs are lowered by Inductor."""
         self._whole: AheadOfTime | None = None
         self._numbers: list[Tensor] = []
         """What stands for the numbers that compiled code keeps."""
@@ -294,17 +290,16 @@ class Compiled:
     def _by_inductor(self, original: Any, graph: fx.GraphModule, inputs: Sequence[Any]) -> Any:
         from pytest_torchmem.torch_private import inductor
 
-        if not self._lowers:
+        if self._options is nullcontext:
             interceptor, stack = self._interceptor, self._stack
             host, on_gpu = interceptor.parts.target.host, interceptor.parts.target.gpu is not None
             with interceptor.working():
                 inductor.prepare()
-            self._options = partial(inductor.options, host.capability, host.threads, on_gpu)
             if on_gpu:
                 stack.enter_context(inductor.gpu_seen())
             hooks = inductor.Hooks(self._allocate, self._written)
             stack.enter_context(inductor.output_code_run(hooks, interceptor.threads.on_thread))
-            self._lowers = True
+            self._options = partial(inductor.options, host.capability, host.threads, on_gpu)
         for name in filter(original.config.get, inductor.TIMED):
             self.reasons.setdefault(
                 f"{name} of torch.compile is left out: the default choices are counted"

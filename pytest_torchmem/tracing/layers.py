@@ -14,10 +14,10 @@ of, as present from the beginning.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakSet
 
@@ -33,7 +33,6 @@ from pytest_torchmem.interception.context import LASTING, Layer, TraceContext
 from pytest_torchmem.interception.conversion import (
     NAME_DEVICE,
     Conversion,
-    Lender,
     Lent,
     give_survivors_data,
 )
@@ -166,12 +165,8 @@ def python_functions(trace: TraceContext) -> Iterator[None]:
 
 
 def _functions(trace: TraceContext) -> Layer[tuple[files.Addresses, Changes]]:
-    pickling, addresses, fake_tensors = (
-        files.Pickling(trace),
-        files.Addresses(trace),
-        FakeTensors(trace),
-    )
-    changes = Changes(trace)
+    pickling, addresses = files.Pickling(trace), files.Addresses(trace)
+    fake_tensors, changes = FakeTensors(trace), Changes(trace)
     others = (data.ValueMethods, files.Copies, data.RealStorages, Threads, files.Swaps)
     owners = (*(other(trace) for other in others), fake_tensors, pickling, addresses, changes)
     replacements = [entry for owner in owners for entry in owner.replacements()]
@@ -193,8 +188,8 @@ def _functions(trace: TraceContext) -> Layer[tuple[files.Addresses, Changes]]:
         lambda: trace.on_thread(),
     )
     replacements += [asked, (optimizers, steps)]
-    begin = (pickling.begin, addresses.begin, fake_tensors.begin, changes.begin)
-    begin = (*begin, *(hooks.clear for hooks in steps.values()))
+    own = (one.begin for one in (pickling, addresses, fake_tensors, changes))
+    begin = (*own, *(hooks.clear for hooks in steps.values()))
     contract = sys.modules, patches.CONTRACT, sys.modules.get(patches.CONTRACT, patches.ABSENT)
     return Layer(replacements, (addresses, changes), begin, (contract,))
 
@@ -309,7 +304,7 @@ class StandingGpu:
         self._interceptor = Interceptor(
             target, self._ledger, Attribution(), alone, mode, real_host=True
         )
-        self._interceptor.parts.conversion.lender = self._lent_by_others
+        self._interceptor.parts.conversion.lender = partial(lent_by_standing_gpus, but=self)
         self._context = TraceContext(self._interceptor)
         self._kept = ExitStack()
         self._kept.enter_context(journal.settings_kept(all_settings()))
@@ -437,24 +432,11 @@ class StandingGpu:
         known, assumed = contents.known(record), contents.assumed(record)
         return Lent(record.ledger.device, entry, known, assumed, _OF_FIXTURE)
 
-    def _lent_by_others(self, address: int) -> Lent | None:
-        return next(_lent(address, lambda gpu: gpu is not self), None)
 
-
-def _lent(address: int, which: Callable[[StandingGpu], bool]) -> Iterator[Lent]:
-    for gpu in tuple(_STANDING):
-        lent = gpu.lend(address) if which(gpu) else None
-        if lent is not None:
-            yield lent
-
-
-def lender_of_standing_gpus() -> Lender:
-    """Return what gives the hollow storage at an address that a GPU has which stands now. None
-    stands up in the course of a trace.
-    """
-    if not _STANDING:
-        return lambda address: None
-    return lambda address: next(_lent(address, lambda gpu: True), None)
+def lent_by_standing_gpus(address: int, but: StandingGpu | None = None) -> Lent | None:
+    """Return the hollow storage at an address that a GPU has which stands now."""
+    found = (gpu.lend(address) for gpu in tuple(_STANDING) if gpu is not but)
+    return next(filter(None, found), None)
 
 
 def present_on_standing_gpus() -> Iterator[tuple[Lent, torch.UntypedStorage]]:

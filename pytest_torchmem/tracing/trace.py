@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from contextvars import ContextVar
 from dataclasses import replace
@@ -36,7 +36,7 @@ from pytest_torchmem.profile.timeline import Later, Phase, Timeline, without_col
 from pytest_torchmem.step.generators import is_alone, own_generators
 from pytest_torchmem.step.step import Step
 from pytest_torchmem.step.trees import Args, Kwargs, tensors_in
-from pytest_torchmem.targets.gpus import DEFAULT_GPU, MOST_GPUS, Gpu, find_gpu
+from pytest_torchmem.targets.gpus import DEFAULT_GPU, MOST_GPUS, Calibration, Gpu, find_gpu
 from pytest_torchmem.targets.host import REFERENCE, Host, this_machine
 from pytest_torchmem.targets.target import (
     MODELLED,
@@ -59,7 +59,7 @@ from pytest_torchmem.tracing.layers import (
     asked_for_cuda,
     gradient_held_by_engine_alone,
     layers,
-    lender_of_standing_gpus,
+    lent_by_standing_gpus,
     present_on_standing_gpus,
 )
 from pytest_torchmem.tracing.passes import Lowering, run_passes
@@ -67,7 +67,6 @@ from pytest_torchmem.units import parse_size
 
 if TYPE_CHECKING:
     from pytest_torchmem.fake_cuda.memory import DeviceMemory
-    from pytest_torchmem.targets.gpus import Calibration
 
 DEVICES = ("cpu", "cuda")
 WATCH: ContextVar[Any] = ContextVar("watch", default=None)
@@ -78,8 +77,6 @@ _NOT_STORED = (
     "pytest-torchmem is installed (docs/cudnn.md)"
 )
 _HOSTS: dict[str, Callable[[], Host]] = {"reference": lambda: REFERENCE, "here": this_machine}
-
-
 _CPU = torch.device("cpu")
 
 
@@ -148,7 +145,8 @@ def trace(
     ``UnsupportedTorchError`` if this torch is not supported, and whatever ``target`` raises.
     """
     options = {name: value for name, value in locals().items() if name not in _POSITIONAL}
-    _check_mode(mode)
+    if mode is not None:
+        _check_one_of("mode", mode, LEVELS)
     machine = _machine(device, gpu, gpus, host, calibration, _world(world_size, rank, gpus))
     limit = Memory(parse_options(allocator), *_limit(memory, gpu))
     step = Step(loss_fn, backward, optimizer, steps)
@@ -199,9 +197,9 @@ def _advised(again: Callable[..., MemoryProfile], options: Mapping[str, Any], *a
     return suggest(unlimited, options["allocator"], *about)
 
 
-def _check_mode(mode: str | None) -> None:
-    if mode not in (None, *LEVELS):
-        raise UsageError(f"mode={mode!r}: expected one of {', '.join(map(repr, LEVELS))}")
+def _check_one_of(name: str, given: str, known: Collection[str]) -> None:
+    if given not in known:
+        raise UsageError(f"{name}={given!r}: expected one of {', '.join(map(repr, known))}")
 
 
 def _passes(values: str) -> tuple[Values, ...]:
@@ -211,8 +209,7 @@ def _passes(values: str) -> tuple[Values, ...]:
         "real": (Values.REAL,),
         "none": (Values.GUESSED,),
     }
-    if values not in passes:
-        raise UsageError(f"values={values!r}: expected one of {', '.join(map(repr, passes))}")
+    _check_one_of("values", values, passes)
     return passes[values]
 
 
@@ -251,7 +248,7 @@ def _trace(
     memories = () if gpu is None else tuple(limit.of(one, gpu) for one in ledgers)
     attribution = Attribution()
     interceptor = Interceptor(machine, ledger, attribution, gradient_held_by_engine_alone(), values)
-    interceptor.parts.conversion.lender = lender_of_standing_gpus()
+    interceptor.parts.conversion.lender = lent_by_standing_gpus
     interceptor.parts.conversion.own = in_place
     interceptor.parts.values.mailbox = mailbox
     compiled = Compiled(interceptor, mode, lowering)
@@ -277,17 +274,20 @@ def _trace(
     def run() -> MemoryProfile:
         return profiled(interceptor, compiled, memories, in_place)
 
+    def end_if_ended() -> None:  # the program, or C++, may have caught what ended it
+        if interceptor.parts.values.needed:
+            raise ValuesNeeded from None
+        if mailbox is not None and mailbox.ended is not None:
+            raise mailbox.ended from None
+
     # The step in a function of its own: when it returns, nothing of it is alive but what the
     # program keeps for itself.
     try:
         profile = run_alone(switch_on, run)
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as error:  # the program, or C++, may have caught what ended it
-        if interceptor.parts.values.needed:
-            raise ValuesNeeded from None
-        if mailbox is not None and mailbox.ended is not None:
-            raise mailbox.ended from None
+    except BaseException as error:
+        end_if_ended()
         if lowering.ends_by(error):
             raise ValuesNeeded from None
         if isinstance(error, TypeError) and UnknownNumber.__name__ in str(error):
@@ -297,10 +297,7 @@ def _trace(
             raise NoCudaError(asked_for_cuda(line)) from error
         _note_what_helps(error, gpu, interceptor.parts.values)
         raise
-    if interceptor.parts.values.needed:
-        raise ValuesNeeded
-    if mailbox is not None and mailbox.ended is not None:
-        raise mailbox.ended
+    end_if_ended()
     interceptor.forget_kernels()
     return profile
 
@@ -409,8 +406,6 @@ _NO_CUDA = (
 )
 #: What builds for the CPU and for CUDA say about the GPUs of Apple and Intel.
 _OTHER_DEVICES = (f"{NOT_LINKED} mps", f"{NOT_LINKED} xpu", "Torch not compiled with XPU")
-
-
 #: torch/distributed/rendezvous.py, ``_env_error``.
 _NO_RANK = "environment variable RANK expected"
 _NO_WORLD = (
@@ -425,8 +420,6 @@ _CHOSE_ON_IMPORT = (
     "(What chose its device while a module was imported found no GPU, and took the CPU: choose it "
     "in the traced function, or run pytest with --torchmem-fake-cuda)"
 )
-
-
 _GUESSED = (
     "(Before that, the program went by values that are not known, and that values='none' guesses: "
     "pass values='auto' or values='real')"
@@ -581,10 +574,8 @@ def _machine(
     calibration: Calibration | None,
     world: World | None,
 ) -> Target:
-    if device not in DEVICES:
-        raise UsageError(f"device={device!r}: expected one of {', '.join(map(repr, DEVICES))}")
-    if host not in _HOSTS:
-        raise UsageError(f"host={host!r}: expected one of {', '.join(map(repr, _HOSTS))}")
+    _check_one_of("device", device, DEVICES)
+    _check_one_of("host", host, _HOSTS)
     if gpus is None:
         gpus = 1 if world is None else world.per_node
     if not isinstance(gpus, int) or isinstance(gpus, bool) or not 1 <= gpus <= MOST_GPUS:
@@ -594,7 +585,7 @@ def _machine(
     modelled = find_gpu(DEFAULT_GPU if gpu is None else gpu)
     if device == "cpu":
         return Target(_HOSTS[host](), world=world)
-    if calibration is not None and not _is_calibration(calibration):
+    if calibration is not None and not isinstance(calibration, Calibration):
         raise UsageError(
             f"calibration={calibration!r}: expected a Calibration, as read_calibration() returns"
         )
@@ -604,16 +595,9 @@ def _machine(
     return Target(_HOSTS[host](), modelled, calibration, gpus, world, selected=own)
 
 
-def _is_calibration(given: object) -> bool:
-    from pytest_torchmem.targets.gpus import Calibration
-
-    return isinstance(given, Calibration)
-
-
 def _with_cudnn(machine: Target, cudnn: str) -> Target:
     """Return a machine whose cuDNN can be asked, if ``cudnn`` allows it and there is one."""
-    if cudnn not in CUDNN_SOURCES:
-        raise UsageError(f"cudnn={cudnn!r}: expected one of {', '.join(map(repr, CUDNN_SOURCES))}")
+    _check_one_of("cudnn", cudnn, CUDNN_SOURCES)
     if machine.gpu is None:
         return machine
     if cudnn != "auto":
