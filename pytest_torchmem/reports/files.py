@@ -54,11 +54,10 @@ def marked_lines(checks: Iterable[Check], root: Path) -> Iterator[str]:
 
 def left_out_lines(summary: Summary) -> Iterator[str]:
     """Yield the workflow commands that say why tests were not checked, each reason once."""
-    for reason, checks in summary.not_checked.items():
-        tests = dict.fromkeys(check.nodeid for check in checks)
-        text = f"{reason}: {', '.join(tests)}"
+    for reason, tests in summary.not_checked.items():
+        text, first = f"{reason}: {', '.join(tests)}", next(iter(tests.values()))
         number = counted(len(tests), "test")
-        yield _marking("notice", summary.root, checks[0].location, number, text)
+        yield _marking("notice", summary.root, first.location, number, text)
 
 
 def _marking(kind: str, root: Path, place: tuple[str, int], what: str, text: str) -> str:
@@ -76,9 +75,8 @@ def _blamed(check: Check, root: Path) -> tuple[tuple[str, int], str] | None:
         return None
     name, _, number = line_of(diagnosis).rpartition(":")
     path = Path.cwd() / name  # as it is shown
-    if not number.isdecimal() or not path.is_file():
-        return None
-    if relative(path, _checkout(root)).startswith(".."):
+    is_line = number.isdecimal() and path.is_file()
+    if not is_line or relative(path, _checkout(root)).startswith(".."):
         return None
     return (str(path), int(number)), why(diagnosis)
 
@@ -156,9 +154,8 @@ def run_markdown(summary: Summary) -> str:
     footer: list[str] = []
     if summary.obsolete:
         footer.append(f"{len(summary.obsolete)} obsolete entries.")
-    for reason, checks in summary.not_checked.items():
-        tests = counted(len({check.nodeid for check in checks}), "test")
-        footer.append(f"{tests} {difference.plain(reason)}.")
+    for reason, tests in summary.not_checked.items():
+        footer.append(f"{counted(len(tests), 'test')} {difference.plain(reason)}.")
     footer += _workspaces(summary.checks)
     footer += [f"Error: {difference.plain(problem)}" for problem in summary.problems]
     if summary.proposal and summary.settings.proposal_path is not None:

@@ -85,15 +85,14 @@ class Summary:
     """Calibration files as an update made them, or in a dry run would make them."""
 
     @property
-    def not_checked(self) -> dict[str, list[Check]]:
-        """The checks that judged nothing and failed nothing, by why that was.
-
-        Of a test whose failure pytest shows anyway nothing more is said.
+    def not_checked(self) -> dict[str, dict[str, Check]]:
+        """The tests whose checks judged nothing and failed nothing, by why that was: each with the
+        first of these checks. Of a test whose failure pytest shows anyway nothing more is said.
         """
-        found: dict[str, list[Check]] = {}
+        found: dict[str, dict[str, Check]] = {}
         for check in self.checks:
             if check.notice and check.is_left_out:
-                found.setdefault(check.notice, []).append(check)
+                found.setdefault(check.notice, {}).setdefault(check.nodeid, check)
         return found
 
     @property
@@ -125,9 +124,8 @@ def properties(check: Check) -> list[tuple[str, object]]:
     found |= result.figures
     before = {change.figure: change.before for change in result.changes}
     found |= {f"{name}.snapshot": size for name, size in before.items() if size is not None}
-    if result.measurement is not None:
-        figures = result.measurement.figures
-        found |= {f"{name}.measured": size for name, size in figures.items()}
+    measured = result.measurement.figures if result.measurement is not None else {}
+    found |= {f"{name}.measured": size for name, size in measured.items()}
     found |= {f"{name}.limit": size for name, size in result.limits.items()}
     lists = {name: ", ".join(getattr(trace, name)) for name in SAID_OF_TRACES}
     found |= {name: names for name, names in lists.items() if names}

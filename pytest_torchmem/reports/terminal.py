@@ -196,9 +196,8 @@ def _result(check: Check) -> str:
 
 def _not_checked(summary: Summary, *, every: bool) -> Iterable[str]:
     """Yield once why nothing was checked, with the tests of which that is so."""
-    for why, checks in summary.not_checked.items():
-        tests = [*dict.fromkeys(check.nodeid for check in checks)]
-        shown = tests if every else tests[:MOST_NOTICED]
+    for why, tests in summary.not_checked.items():
+        shown = [*tests] if every else [*tests][:MOST_NOTICED]
         more = [f"and {len(tests) - len(shown)} more (-v)"] if len(shown) < len(tests) else []
         yield f"{counted(len(tests), 'test')} {why}: {', '.join((*shown, *more))}"
 

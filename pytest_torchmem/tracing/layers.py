@@ -127,7 +127,10 @@ def layers(
     with ExitStack() as stack:
         stack.enter_context(keeping_forward_draws(interceptor.parts.values.forward_draws))
         stack.enter_context(LASTING.following(context))
-        stack.enter_context(python_functions(context))
+        python = LASTING.layer("functions of Python", _functions)
+        addresses, changes = stack.enter_context(python)
+        stack.enter_context(files.safetensors_files(context, addresses))
+        stack.enter_context(changes.noted())
         stack.enter_context(data.subclasses_made(context))
         stack.enter_context(split_modules(context))
         if gpu is not None:
@@ -151,20 +154,10 @@ def layers(
             interceptor.path_of = lambda name: None  # which refers back to it
 
 
-@contextmanager
-def python_functions(trace: TraceContext) -> Iterator[None]:
+def _functions(trace: TraceContext) -> Layer[tuple[files.Addresses, Changes]]:
     """Let tensors without memory be copied, pickled, printed and read on the trace's threads, and
     phases and changes of the program's own modules be seen.
     """
-    with (
-        LASTING.layer("functions of Python", _functions) as (addresses, changes),
-        files.safetensors_files(trace, addresses),
-        changes.noted(),
-    ):
-        yield
-
-
-def _functions(trace: TraceContext) -> Layer[tuple[files.Addresses, Changes]]:
     pickling, addresses = files.Pickling(trace), files.Addresses(trace)
     fake_tensors, changes = FakeTensors(trace), Changes(trace)
     others = (data.ValueMethods, files.Copies, data.RealStorages, Threads, files.Swaps)

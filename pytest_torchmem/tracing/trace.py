@@ -144,7 +144,8 @@ def trace(
     that is not known, ``UnsupportedOperatorError`` for an operator of unknown output shapes,
     ``UnsupportedTorchError`` if this torch is not supported, and whatever ``target`` raises.
     """
-    options = {name: value for name, value in locals().items() if name not in _POSITIONAL}
+    options = {**locals()}
+    del options["target"], options["args"], options["kwargs"]
     if mode is not None:
         _check_one_of("mode", mode, LEVELS)
     machine = _machine(device, gpu, gpus, host, calibration, _world(world_size, rank, gpus))
@@ -183,9 +184,6 @@ def _in_passes(
 
     run = partial(run, in_place, giving_back, lowering=lowering)
     return run_passes(run, machine, passes, state.restore, lowering)
-
-
-_POSITIONAL = ("target", "args", "kwargs")
 
 
 def _advised(again: Callable[..., MemoryProfile], options: Mapping[str, Any], *about: Any) -> Any:
