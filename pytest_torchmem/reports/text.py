@@ -94,11 +94,7 @@ def where_of(key: Key) -> str:
 
 
 def together(
-    failures: Sequence[Check],
-    said: dict[tuple[str, str], str] | None = None,
-    *,
-    verbose: bool = False,
-    most: int = MOST_LINES,
+    failures: Sequence[Check], said: dict[tuple[str, str], str], *, verbose: bool, most: int
 ) -> str:
     """Return one message for all devices of a check, the worst first; what is the same for several
     comes once.
@@ -107,7 +103,6 @@ def together(
     """
     told = [one for check in _worst_first(failures) for one in _told(check.result)]
     nodeid, causes = failures[0].nodeid, [one.cause for one in told]
-    said = {} if said is None else said
     tests = [said.setdefault(cause, nodeid) if cause and any(cause) else "" for cause in causes]
     elsewhere = tests[0] if all(test not in ("", nodeid) for test in tests) else ""
     what_to_do = dict.fromkeys(check.advice for check in failures if check.advice)
@@ -155,7 +150,6 @@ def _shown(parts: Iterable[str]) -> str:
 
 
 def _told(result: CheckResult) -> list[Told]:
-    """Return what is said of the findings of a check."""
     texts = (
         (_TEXTS.get(found.outcome if type(found) is Finding else type(found)), found)
         for found in result.findings

@@ -85,7 +85,6 @@ class AheadOfTime:
         """Those that were made, each forward before its backward."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the module's graphs."""
         if self._tracing:
             return self._forward(*args, **kwargs)
         # What modules have as attributes, and not as parameters or buffers: AOTAutograd takes no

@@ -110,7 +110,7 @@ class Compiled:
 
     def warnings(self) -> list[str]:
         """Return what the figures of compiled code leave out, or take for something else."""
-        return [*self.reasons, *(f"{_at(line)}{_NO_GRAPH}" for line in self._run_eagerly())]
+        return [*self.reasons, *(f"{at(line)}{_NO_GRAPH}" for line in self._run_eagerly())]
 
     def _run_eagerly(self) -> Iterator[str]:
         """Yield the lines of calls that no graph was made of, nor had been made of before."""
@@ -155,22 +155,18 @@ class Compiled:
         if flex_attention:
             self._note_eager(flex_attention)
             return None
-        known = self._callbacks.get(id(callback))
         if not self._callbacks:
             with self._interceptor.working(), module_calls.module_calls_as_they_were():
                 compiler.prepare()
             self._stack.enter_context(compiler.sizes_forgotten())
             self._stack.enter_context(compiler.originals_seen(*self._classes_on_gpu()))
             self._stack.enter_context(compiler.optimizer_states_made(self._running))
-        if known is None:
-            key = id(callback)
-            backend = _Backend(self, compiler.backend_of(callback), key)
-            self._backends[key] = backend
-            convert = compiler.around(
-                compiler.with_backend(callback, backend), partial(self._convert, key)
-            )
-            known = self._callbacks[key] = callback, convert
-        return known[1]
+        if (key := id(callback)) not in self._callbacks:
+            backend = self._backends[key] = _Backend(self, compiler.backend_of(callback), key)
+            by_backend = compiler.with_backend(callback, backend)
+            convert = compiler.around(by_backend, partial(self._convert, key))
+            self._callbacks[key] = callback, convert
+        return self._callbacks[key][1]
 
     def _compiles(self, callback: Any) -> None:
         """Take note of a call whose frames are to be compiled."""
@@ -206,7 +202,7 @@ class Compiled:
                 line = self._interceptor.parts.attribution.user_line()
                 self._reached(line, EAGER)
                 self._without_graph.clear()
-                self.reasons.setdefault(f"{_at(line)}{_NOT_FOLLOWED} ({_first_sentence(error)})")
+                self.reasons.setdefault(f"{at(line)}{_NOT_FOLLOWED} ({_first_sentence(error)})")
             return compiler.as_it_is(with_calls=True)
 
     @contextmanager
@@ -273,26 +269,25 @@ class Compiled:
             kept = fx.GraphModule(graph, copy.deepcopy(graph.graph))
             try:
                 found = self._by_inductor(original, graph, inputs)
+                self._reached(line, INDUCTOR)
+                return found
             except compiler.restarts():
                 raise
             except Exception as error:
                 self._not_lowered(line, _first_sentence(error))
                 graph = kept
-            else:
-                self._reached(line, INDUCTOR)
-                return found
         self._reached(line, AOT)
         return compiler.ahead_of_time(self._run_as_it_is)(graph, inputs)
 
     def _not_lowered(self, line: str, why: str) -> None:
-        self.reasons.setdefault(f"{_at(line)}{_NOT_LOWERED} ({why})")
+        self.reasons.setdefault(f"{at(line)}{_NOT_LOWERED} ({why})")
 
     def _by_inductor(self, original: Any, graph: fx.GraphModule, inputs: Sequence[Any]) -> Any:
         from pytest_torchmem.torch_private import inductor
 
+        interceptor, stack = self._interceptor, self._stack
+        host, on_gpu = interceptor.parts.target.host, interceptor.parts.target.gpu is not None
         if self._options is nullcontext:
-            interceptor, stack = self._interceptor, self._stack
-            host, on_gpu = interceptor.parts.target.host, interceptor.parts.target.gpu is not None
             with interceptor.working():
                 inductor.prepare()
             if on_gpu:
@@ -304,7 +299,6 @@ class Compiled:
             self.reasons.setdefault(
                 f"{name} of torch.compile is left out: the default choices are counted"
             )
-        on_gpu = self._interceptor.parts.target.gpu is not None
         if on_gpu and original.config.get(_CUDAGRAPHS):
             self.reasons.setdefault(_NO_CUDAGRAPHS)
         self._lowering.used = self._in_forward = True
@@ -371,7 +365,7 @@ class Compiled:
         self._interceptor.parts.values.forget(tensors)
 
 
-def _at(line: str) -> str:
+def at(line: str) -> str:
     """Return what stands before a sentence about a line, which is not always known."""
     return f"{line}: " if line else ""
 
@@ -407,7 +401,6 @@ class _Backend:
         return id(self._compiled)
 
     def __call__(self, graph: fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Any:
-        """Return what runs instead of a graph."""
         return self._compiled.compile(self._key, self._original, graph, inputs)
 
 

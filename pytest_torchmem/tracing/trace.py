@@ -52,7 +52,7 @@ from pytest_torchmem.torch_private.distributed import forget_meshes
 from pytest_torchmem.torch_private.self_test import check_torch
 from pytest_torchmem.torch_private.settings import ends_once, entered_settings
 from pytest_torchmem.torch_private.tensors import nowhere
-from pytest_torchmem.tracing.compiled import LEVELS, Compiled, Level
+from pytest_torchmem.tracing.compiled import LEVELS, Compiled, Level, at
 from pytest_torchmem.tracing.layers import (
     HollowTensors,
     Memory,
@@ -487,7 +487,6 @@ def _profile_of(
 
 
 def _warnings(interceptor: Interceptor, compiled: Compiled) -> tuple[str, ...]:
-    """Return what the profiles of all devices warn of."""
     parts = interceptor.parts
     found = list(parts.values.warnings)
     if nowhere().touched():
@@ -503,11 +502,10 @@ def _warnings(interceptor: Interceptor, compiled: Compiled) -> tuple[str, ...]:
     ]
     if parts.attribution.compiled:
         first, *others = [*filter(None, parts.attribution.compiled)] or [""]
-        where = f"{first}: " if first else ""
         more = f" (and at {len(others)} other lines)" if others else ""
         found.append(
-            f"{where}what torch.compile wraps was traced eagerly{more}; compiled, it may need more "
-            "or less memory"
+            f"{at(first)}what torch.compile wraps was traced eagerly{more}; compiled, it may need "
+            "more or less memory"
         )
     found += compiled.warnings()
     found += [
