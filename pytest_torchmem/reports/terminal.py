@@ -209,17 +209,19 @@ def _warnings(checks: Iterable[Check], *, every: bool) -> Iterable[str]:
         for warnings, tests in _tests_by(checks, lambda trace: [trace.warnings]).items():
             yield f"warning: {first_of(tests)}: {'; '.join(warnings)}"
         return
-    parts = []
-    if guessed := _tests_by(checks, lambda trace: [True] * trace.guessed):
-        parts.append(f"{_tests(guessed)}{AT_MOST} (values='real' computes them)")
-    if unknown := _tests_by(checks, lambda trace: trace.unknown_workspaces):
-        names, more = [*unknown], ", …" if len(unknown) > MOST_OPERATORS else ""
-        operators = f"({', '.join(names[:MOST_OPERATORS])}{more})"
-        parts.append(
-            f"{_tests(unknown)} with unknown workspace {operators}, figures may be too low"
-        )
-    if others := _tests_by(checks, _has_other_warnings):
-        parts.append(f"{_tests(others)} with other warnings")
+    parts, traced = [], [(check.nodeid, check.result.trace) for check in checks]
+    if guessed := {test for test, trace in traced if trace.guessed}:
+        number = counted(len(guessed), "test")
+        parts.append(f"{number}{AT_MOST} (values='real' computes them)")
+    if unknown := {test for test, trace in traced if trace.unknown_workspaces}:
+        names = [*dict.fromkeys(name for _, trace in traced for name in trace.unknown_workspaces)]
+        more = ", …" if len(names) > MOST_OPERATORS else ""
+        what = f"with unknown workspace ({', '.join(names[:MOST_OPERATORS])}{more})"
+        parts.append(f"{counted(len(unknown), 'test')} {what}, figures may be too low")
+    # Workspaces are one warning, whatever their number.
+    several = [(test, t) for test, t in traced if len(t.warnings) > bool(t.unknown_workspaces)]
+    if others := {test for test, trace in several if not trace.guessed}:
+        parts.append(f"{counted(len(others), 'test')} with other warnings")
     if parts:
         yield f"warnings: {'; '.join(parts)}; -v lists them"
 
@@ -236,17 +238,6 @@ def _tests_by(
         for one in said(check.result.trace):
             found.setdefault(one, {})[check.nodeid] = None
     return found
-
-
-def _has_other_warnings(trace: TraceResult) -> list[bool]:
-    # Workspaces are one warning, whatever their number.
-    others = len(trace.warnings) > bool(trace.unknown_workspaces)
-    return [True] * (others and not trace.guessed)
-
-
-def _tests(found: Mapping[Any, Iterable[str]]) -> str:
-    """Return in words how many tests there are."""
-    return counted(len({test for tests in found.values() for test in tests}), "test")
 
 
 def _written(summary: Summary, *, details: bool) -> Iterable[str]:

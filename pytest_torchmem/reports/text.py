@@ -466,6 +466,7 @@ def _circumstances(
     causes = diagnosis.causes if diagnosis is not None else ()
     said = " ".join(cause.text for cause in causes)
     told = any(cause.rule == "inputs" for cause in causes)
+    is_specific = any(cause.is_specific for cause in causes[:1])
     alike: dict[tuple[str, str], list[str]] = {}
     for name, *change in inputs:
         if not told and name not in said:
@@ -473,11 +474,7 @@ def _circumstances(
     changed = "; ".join(_input(names, *change) for change, names in alike.items())
     if comparison.workload_changed and changed:
         yield f"Inputs differ from the snapshot's: {changed}"
-    elif (
-        comparison.workload_changed
-        and not inputs
-        and not any(cause.is_specific for cause in causes[:1])
-    ):
+    elif comparison.workload_changed and not inputs and not is_specific:
         yield (
             "The workload differs from the snapshot's: the shapes or dtypes of the inputs, or the "
             "sizes of the parameters, have changed"

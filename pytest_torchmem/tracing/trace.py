@@ -68,15 +68,19 @@ from pytest_torchmem.units import parse_size
 if TYPE_CHECKING:
     from pytest_torchmem.fake_cuda.memory import DeviceMemory
 
-DEVICES = ("cpu", "cuda")
 WATCH: ContextVar[Any] = ContextVar("watch", default=None)
 """The ``Watch`` of ``watch.py`` that sees more of a trace than its profile has, if there is one."""
-CUDNN_SOURCES = ("auto", "stored")
 _NOT_STORED = (
     "no answer is stored; pytest --torchmem-update stores them where the extra cudnn of "
     "pytest-torchmem is installed (docs/cudnn.md)"
 )
 _HOSTS: dict[str, Callable[[], Host]] = {"reference": lambda: REFERENCE, "here": this_machine}
+_PASSES = {
+    "auto": (Values.ASKED_FOR, Values.WITHIN_BUDGET),
+    "real": (Values.REAL,),
+    "none": (Values.GUESSED,),
+}
+"""The passes of a trace; each but the last ends where a value is needed."""
 _CPU = torch.device("cpu")
 
 
@@ -161,7 +165,8 @@ def trace(
     with without_collections():  # of what the first trace imports and makes, which is kept
         machine = _with_cudnn(machine, cudnn)
         check_torch(cuda=machine.gpu is not None)
-        return _in_passes(run, machine, _passes(values), target, args, kwargs, loss_fn)
+        _check_one_of("values", values, _PASSES)
+        return _in_passes(run, machine, _PASSES[values], target, args, kwargs, loss_fn)
 
 
 def _in_passes(
@@ -198,17 +203,6 @@ def _advised(again: Callable[..., MemoryProfile], options: Mapping[str, Any], *a
 def _check_one_of(name: str, given: str, known: Collection[str]) -> None:
     if given not in known:
         raise UsageError(f"{name}={given!r}: expected one of {', '.join(map(repr, known))}")
-
-
-def _passes(values: str) -> tuple[Values, ...]:
-    """Return the passes of a trace; each but the last ends where a value is needed."""
-    passes = {
-        "auto": (Values.ASKED_FOR, Values.WITHIN_BUDGET),
-        "real": (Values.REAL,),
-        "none": (Values.GUESSED,),
-    }
-    _check_one_of("values", values, passes)
-    return passes[values]
 
 
 def _limit(memory: int | str | None, gpu: str | None) -> tuple[bool, int | None]:
@@ -570,7 +564,7 @@ def _machine(
     calibration: Calibration | None,
     world: World | None,
 ) -> Target:
-    _check_one_of("device", device, DEVICES)
+    _check_one_of("device", device, ("cpu", "cuda"))
     _check_one_of("host", host, _HOSTS)
     if gpus is None:
         gpus = 1 if world is None else world.per_node
@@ -593,7 +587,7 @@ def _machine(
 
 def _with_cudnn(machine: Target, cudnn: str) -> Target:
     """Return a machine whose cuDNN can be asked, if ``cudnn`` allows it and there is one."""
-    _check_one_of("cudnn", cudnn, CUDNN_SOURCES)
+    _check_one_of("cudnn", cudnn, ("auto", "stored"))
     if machine.gpu is None:
         return machine
     if cudnn != "auto":
