@@ -73,7 +73,6 @@ class RunPeaks:
 
 
 def sentence(figures: Mapping[str, int]) -> str:
-    """Return both peaks in one line."""
     traced, real = figures[TRACED], figures[REAL]
     difference = f"{(traced - real) / real:+.1%}" if real else "nothing was counted"
     return (
@@ -82,7 +81,6 @@ def sentence(figures: Mapping[str, int]) -> str:
 
 
 def loss_of(output: Any) -> torch.Tensor:
-    """Return the loss that a model or a training step has returned."""
     found = output.get("loss") if isinstance(output, Mapping) else output
     if not isinstance(found, torch.Tensor):
         raise UsageError("the model returned no loss")

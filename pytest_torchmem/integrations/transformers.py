@@ -21,7 +21,6 @@ class MemoryCallback(TrainerCallback):
         self._hook: Any = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-        """Begin to look at the batches that the model is given."""
         self._peaks.begin()
         self._hook = more["model"].register_forward_pre_hook(self._see, with_kwargs=True)
 

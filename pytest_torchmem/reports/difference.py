@@ -58,7 +58,6 @@ class Difference:
 
     @property
     def title(self) -> str:
-        """The test, and the name of the check if it has one."""
         return f"{self.test} · {self.name}" if self.name else self.test
 
     @property
@@ -125,7 +124,6 @@ def notes_on(comparison: Comparison) -> list[str]:
 
 
 def group_of(comparison: Comparison) -> DifferenceKind:
-    """Return the group of an entry by how its figures changed."""
     if comparison.grew:
         return DifferenceKind.GREW
     if comparison.shrank:

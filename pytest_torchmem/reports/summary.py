@@ -45,7 +45,6 @@ class Check:
 
     @property
     def name(self) -> str:
-        """The test, and the name of the check if it has one."""
         name = self.result.key.name
         return f"{self.nodeid} · {name}" if name else self.nodeid
 

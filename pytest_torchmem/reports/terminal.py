@@ -2,8 +2,8 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from pytest_torchmem.checks.gpu import Measurement
 from pytest_torchmem.checks.result import AT_MOST, CheckResult, Outcome, TraceResult
@@ -206,8 +206,8 @@ def _warnings(checks: Iterable[Check], *, every: bool) -> Iterable[str]:
     """Yield what profiles warn of: ``every`` warning with its tests, or one line for all."""
     checks = [check for check in checks if check.result.trace.warnings]
     if every:
-        for warnings, tests in _tests_by(checks, lambda trace: [trace.warnings]).items():
-            yield f"warning: {first_of(tests)}: {'; '.join(warnings)}"
+        for said, tests in _tests_by(checks, lambda trace: ["; ".join(trace.warnings)]).items():
+            yield f"warning: {first_of(tests)}: {said}"
         return
     parts, traced = [], [(check.nodeid, check.result.trace) for check in checks]
     if guessed := {test for test, trace in traced if trace.guessed}:
@@ -226,14 +226,11 @@ def _warnings(checks: Iterable[Check], *, every: bool) -> Iterable[str]:
         yield f"warnings: {'; '.join(parts)}; -v lists them"
 
 
-_T = TypeVar("_T", bound=Hashable)
-
-
 def _tests_by(
-    checks: Iterable[Check], said: Callable[[TraceResult], Iterable[_T]]
-) -> dict[_T, dict[str, None]]:
+    checks: Iterable[Check], said: Callable[[TraceResult], Iterable[str]]
+) -> dict[str, dict[str, None]]:
     """Return what traces say, each with the tests whose traces do, in order."""
-    found: dict[_T, dict[str, None]] = {}
+    found: dict[str, dict[str, None]] = {}
     for check in checks:
         for one in said(check.result.trace):
             found.setdefault(one, {})[check.nodeid] = None

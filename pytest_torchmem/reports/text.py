@@ -43,9 +43,6 @@ _FEWEST_LINES = 6
 _ONE_ROW = 4
 """Lines of one row with its title and the sum of the others."""
 
-Parts = list[str]
-"""A headline, and the sections below it."""
-
 
 @dataclass(frozen=True, slots=True)
 class Told:
@@ -53,7 +50,7 @@ class Told:
 
     first: str
     """The headline, without where it was found unless ``cause`` is there."""
-    sections: Parts = field(default_factory=list)
+    sections: list[str] = field(default_factory=list)
     rows: Section = field(default_factory=lambda: Section(""))
     """What came and went, or what was alive: as much as has room."""
     changes: Sequence[Change] = ()
@@ -158,7 +155,7 @@ def _told(result: CheckResult) -> list[Told]:
     return [replace(one, where=where_of(result.key)) for one in told]
 
 
-def _heads(told: Sequence[Told]) -> Parts:
+def _heads(told: Sequence[Told]) -> list[str]:
     """Return the headlines: those of one cause together, which is told once."""
     by_cause: dict[object, list[str]] = {}
     placed = _placed(told)
@@ -197,7 +194,7 @@ def _worst_first(failures: Sequence[Check]) -> list[Check]:
     return sorted(failures, key=lambda check: -grown(check))
 
 
-def _figures(told: Sequence[Told], *, every: bool, of: str = "") -> Parts:
+def _figures(told: Sequence[Told], *, every: bool, of: str = "") -> list[str]:
     """Return the figures beyond their tolerance in one table, and the tolerance once."""
     tables: dict[str, Sequence[Change]] = {}
     rules: dict[str, dict[str, None]] = {}
@@ -276,7 +273,7 @@ def _grew(found: Changed, result: CheckResult) -> Told:
     )
 
 
-def _not_run(missing: Sequence[Change], measured: str = "") -> Parts:
+def _not_run(missing: Sequence[Change], measured: str = "") -> list[str]:
     known = [(layout.joined(_one(title(c.figure)), measured, separator=" "), c) for c in missing]
     return [_never_ran(f"the snapshot has {one}", change.figure) for one, change in known]
 
@@ -326,7 +323,7 @@ def _alive(contents: PeakContents) -> Section:
     return Section(head, growth.rows_of(contents.rows), rest, why, are_changes=False)
 
 
-def _less(contents: PeakContents) -> Parts:
+def _less(contents: PeakContents) -> list[str]:
     """Return what would lower a peak, as one sentence."""
     less = contents.less
     if less is None:

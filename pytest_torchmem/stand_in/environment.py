@@ -35,10 +35,8 @@ _MOST_DEVICES = 16
 """``DEVICES`` of runtime.c."""
 
 
-def stand_in_environment(
-    gpu: Gpu, devices: int = 1, environment: Mapping[str, str] | None = None
-) -> dict[str, str]:
-    """Return ``environment``, by default this process's, with which torch finds GPUs of a kind.
+def stand_in_environment(gpu: Gpu, devices: int = 1) -> dict[str, str]:
+    """Return this process's environment, changed so that torch finds GPUs of a kind.
 
     The stand-in is built at first use. Raises ``UsageError`` where that cannot be: no CUDA build of
     torch, no compiler, no headers, another platform, a GPU that this build has no kernels for.
@@ -66,11 +64,10 @@ def stand_in_environment(
     if resources is not None:
         described["RESOURCES"] = resources
     preloaded = sorted(place.glob("lib*.so*"), key=lambda path: (path.name != MAIN, path.name))
-    before = dict(os.environ if environment is None else environment)
-    already = before.get("LD_PRELOAD", "").split(":")
+    already = os.environ.get("LD_PRELOAD", "").split(":")
     kept = [one for one in already if one and Path(one).parent.parent != place.parent]
     return {
-        **{name: value for name, value in before.items() if not name.startswith("STAND_IN_")},
+        **{name: value for name, value in os.environ.items() if not name.startswith("STAND_IN_")},
         **{f"STAND_IN_{name}": str(value) for name, value in described.items()},
         "LD_PRELOAD": ":".join([*map(str, preloaded), *kept]),
         "TRITON_LIBCUDA_PATH": str(place),

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 Level: TypeAlias = Literal["eager", "aot", "inductor"]
 EAGER, AOT, INDUCTOR = LEVELS = ("eager", "aot", "inductor")
-_INDUCTOR = "inductor"
 _NOT_FOLLOWED = "what torch.compile wraps was traced eagerly: the compiler failed in the trace"
 _NOT_LOWERED = (
     "compiled here are the graphs of AOTAutograd, with nothing fused: Inductor did not lower them"
@@ -258,7 +257,7 @@ class Compiled:
         if gpu is not None and compiler.calls_flex_attention(graph):
             self._reached(line, EAGER)  # what stands in for its kernels is counted
             raise _RunsAsItIs
-        if getattr(original, "compiler_name", None) != _INDUCTOR:
+        if getattr(original, "compiler_name", None) != INDUCTOR:
             if self._level is None:  # the program's own backend, which runs operators
                 name = str(getattr(original, "compiler_name", ""))
                 self._reached(line, AOT if name.startswith(AOT) else EAGER)
