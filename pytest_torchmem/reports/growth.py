@@ -225,9 +225,7 @@ def describe(row: Row) -> str:
 
 def _times(count: int, what: What) -> str:
     """Return equal tensors, "" for one that is none and has no more to it than its bytes."""
-    if count == 1:
-        return what.tensor
-    return f"{count} × {_tensor(what)}"
+    return what.tensor if count == 1 else f"{count} × {_tensor(what)}"
 
 
 def _tensor(what: What) -> str:

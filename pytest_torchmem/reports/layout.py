@@ -35,9 +35,7 @@ def width() -> int:
 
 def columns() -> int:
     """Return how wide lines may be: ``COLUMNS``, the terminal, or else 80."""
-    if (asked := _COLUMNS.get()) is not None:
-        return asked
-    return shutil.get_terminal_size((80, 24)).columns
+    return _COLUMNS.get() or shutil.get_terminal_size((80, 24)).columns
 
 
 @contextmanager
