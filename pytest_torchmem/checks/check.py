@@ -389,7 +389,7 @@ class DeviceCheck:
         named: dict[What, list[str]] = {}
         for index in sorted(watch.holders):
             named.setdefault(whats[index], []).append(watch.holders[index])
-        holders = {what: max(own, key=own.count) for what, own in named.items()}
+        holders = {what: _joined(own) for what, own in named.items()}
         reasons = {line: reason for line, reason in watch.attention.items() if reason}
         savers = {whats[index]: saver for index, saver in watch.savers.items()}
         callers = {
@@ -498,6 +498,17 @@ class DeviceCheck:
         return replace(
             found, figures=figures, asked=asked, file=test.relative(calibration_path(test.module))
         )
+
+
+_CONTAINERS = ("the list ", "the dict ", "the tuple ", "the set ", "the deque ")
+
+
+def _joined(holders: list[str]) -> str:
+    """Return what refers to most of equal tensors, or both containers that have about as many."""
+    most = max(holders, key=holders.count)
+    names = [one for one in dict.fromkeys(holders) if 2 * holders.count(one) > holders.count(most)]
+    are_two = len(names) == 2 and all(one.startswith(_CONTAINERS) for one in names)
+    return " and ".join(names) if are_two else most
 
 
 def _kept_at(profile: MemoryProfile, found: Diagnosis) -> tuple[dict[int, What], int]:

@@ -149,7 +149,7 @@ class HeldNames:
             if not self._making and _is_in_comprehension(frame):
                 self._making = f"that {function}{running} makes"
             for name, value in tuple(frame.f_locals.items()):
-                filled = isinstance(value, _CONTAINERS) and filled_at(
+                filled = isinstance(value, (Tensor, *_CONTAINERS)) and filled_at(
                     code.co_filename, code.co_firstlineno, name
                 )
                 self._note(f"{name} of {function}{filled or running}", value)

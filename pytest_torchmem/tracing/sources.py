@@ -55,10 +55,10 @@ def made_at(module: nn.Module, path: Sequence[str]) -> str:
     """Return the line at which a module's class makes what is at a path in it, "" if unknown."""
     for kind in type(module).__mro__:
         file = file_of(kind)
-        made = [one for one in _filling(file, kind.__name__, path[0]) if type(one) is ast.Assign]
+        made = _filling(file, kind.__name__, path[0])
         if len(made) == 1:
-            value: Any = made[0].value
-            for part in path[1:]:  # of a ``Sequential`` or a list of layers
+            value = made[0].value if _sets(made[0]) else made[0]
+            for part in path[1:] if _sets(made[0]) else ():  # of a ``Sequential`` or a list
                 items = getattr(value, "args", ())
                 items = items[0].elts if items and isinstance(items[0], ast.List) else items
                 before = items[: int(part) + 1] if part.isdecimal() else ()
@@ -72,15 +72,22 @@ def made_at(module: nn.Module, path: Sequence[str]) -> str:
 
 def _filling(file: str, definition: int | str, name: str) -> list[Any]:
     """Return what in a function or a class of the program puts something into what is called
-    ``name``; of several what its constructor does not, which gives it a first value.
+    ``name``, or else sets it; of several what its constructor does not, which gives it a first
+    value.
     """
     within: Any = _definitions(file).get(definition) if file and is_of_program(file) else None
     if within is None:
         return []
     nodes: list[Any] = [node for node in ast.walk(within) if _fills(node, name)]
+    nodes = [node for node in nodes if not _sets(node)] or nodes
     makers = (one for one in within.body if getattr(one, "name", "") == "__init__")
     first = {line for one in makers for line in range(one.lineno, one.end_lineno + 1)}
     return [node for node in nodes if node.lineno not in first] or nodes
+
+
+def _sets(node: Any) -> bool:
+    """Tell whether a statement is an assignment of a whole value, and of no item."""
+    return isinstance(node, ast.Assign) and not isinstance(node.targets[0], ast.Subscript)
 
 
 @lru_cache(maxsize=64)
@@ -105,5 +112,5 @@ def _fills(node: Any, name: str) -> bool:
     elif isinstance(node, ast.Assign):
         filled = [one.value for one in node.targets if isinstance(one, ast.Subscript)]
         if not isinstance(node.value, _NOTHING):  # as where it is emptied
-            filled += [one for one in node.targets if isinstance(one, ast.Attribute)]
+            filled += node.targets
     return any(name in (getattr(one, "id", ""), getattr(one, "attr", "")) for one in filled)

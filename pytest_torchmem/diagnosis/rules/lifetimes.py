@@ -265,9 +265,9 @@ def _counted(evidence: Evidence, rows: list[Row]) -> str:
     for row in rows[:1]:
         same, every = (evidence.count_alive(row, slice(start, 5)) for start in (0, 1))
         if same.before:
-            return f" ({tensors(same.now, row.what)}, and {same.before} in the snapshot)"
+            return f" ({tensors(same.now, row.what)} alive, and {same.before} in the snapshot)"
         if every.before:
-            return f" ({tensors(every.now, row.what)} in all, and {every.before} in the snapshot)"
+            return f" ({tensors(every.now, row.what)} alive in all, and {every.before} before)"
     return ""
 
 
