@@ -78,7 +78,12 @@ def _filling(file: str, definition: int | str, name: str) -> list[Any]:
     within: Any = _definitions(file).get(definition) if file and is_of_program(file) else None
     if within is None:
         return []
-    nodes: list[Any] = [node for node in ast.walk(within) if _fills(node, name)]
+    own = "attr" if isinstance(within, ast.ClassDef) else "id"  # an attribute, or a variable
+    nodes: list[Any] = [
+        node
+        for node in ast.walk(within)
+        if name in (getattr(one, own, "") for one in _filled_by(node))
+    ]
     nodes = [node for node in nodes if not _sets(node)] or nodes
     makers = (one for one in within.body if getattr(one, "name", "") == "__init__")
     first = {line for one in makers for line in range(one.lineno, one.end_lineno + 1)}
@@ -102,15 +107,16 @@ def _definitions(file: str) -> dict[int | str, Any]:
     return starts | {one.name: one for one in nodes if isinstance(one, ast.ClassDef)}
 
 
-def _fills(node: Any, name: str) -> bool:
-    """Tell whether a statement or a call puts something into what is called ``name``."""
-    filled: list[Any] = []
+def _filled_by(node: Any) -> list[Any]:
+    """Return the expressions into whose values a statement or a call puts something, or that it
+    sets.
+    """
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-        filled = [node.func.value] if node.func.attr in _PUTS else []
-    elif isinstance(node, ast.AugAssign):
-        filled = [node.target, getattr(node.target, "value", None)]
-    elif isinstance(node, ast.Assign):
-        filled = [one.value for one in node.targets if isinstance(one, ast.Subscript)]
-        if not isinstance(node.value, _NOTHING):  # as where it is emptied
-            filled += node.targets
-    return any(name in (getattr(one, "id", ""), getattr(one, "attr", "")) for one in filled)
+        return [node.func.value] if node.func.attr in _PUTS else []
+    if isinstance(node, ast.AugAssign):
+        return [node.target, getattr(node.target, "value", None)]
+    if not isinstance(node, ast.Assign):
+        return []
+    items = [one.value for one in node.targets if isinstance(one, ast.Subscript)]
+    is_emptied = isinstance(node.value, _NOTHING)
+    return items if is_emptied else [*items, *node.targets]

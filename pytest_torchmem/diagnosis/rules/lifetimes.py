@@ -267,7 +267,7 @@ def _counted(evidence: Evidence, rows: list[Row]) -> str:
         if same.before:
             return f" ({tensors(same.now, row.what)} alive, and {same.before} in the snapshot)"
         if every.before:
-            return f" ({tensors(every.now, row.what)} alive in all, and {every.before} before)"
+            return f" ({tensors(every.now, row.what)} in all, and {every.before} before)"
     return ""
 
 
