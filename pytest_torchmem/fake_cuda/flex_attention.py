@@ -16,7 +16,6 @@ from torch import Tensor
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.interception.values.known import NotKnown
 from pytest_torchmem.torch_private.flex_attention import (
-    FlexAttentionKernels,
     block_masks_replaced,
     captured_tensors_lifted,
     flex_kernels_replaced,
@@ -66,24 +65,26 @@ class _Fused:
 
     # -- what is replaced --------------------------------------------------------------------------
 
-    def kernels(self, originals: FlexAttentionKernels) -> FlexAttentionKernels:
+    def kernels(
+        self, run: Callable[..., Any], run_backward: Callable[..., Any]
+    ) -> tuple[Callable[..., Any], Callable[..., Any]]:
         """Return kernels that run torch's own where nothing is compiled."""
 
         def forward(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Any:
             if not self._is_fused(query):
-                return originals.forward(query, key, value, *rest)
-            return self._forward(originals.forward, query, key, value, *rest)
+                return run(query, key, value, *rest)
+            return self._forward(run, query, key, value, *rest)
 
         def backward(query: Tensor, key: Tensor, value: Tensor, out: Tensor, *rest: Any) -> Any:
             if self._trace.off() or self._number(out) not in self._outputs:
-                return originals.backward(query, key, value, out, *rest)
-            return self._backward(originals.backward, query, key, value, out, *rest)
+                return run_backward(query, key, value, out, *rest)
+            return self._backward(run_backward, query, key, value, out, *rest)
 
-        return FlexAttentionKernels(forward, backward)
+        return forward, backward
 
     def masks(
         self, make: Callable[..., Tensor], convert: Callable[..., Any]
-    ) -> Mapping[str, Callable[..., Any]]:
+    ) -> tuple[Callable[..., Any], Callable[..., Any]]:
         """Return ``create_mask`` and what makes blocks of a mask."""
 
         def create_mask(
@@ -99,7 +100,7 @@ class _Fused:
                 return convert(mask, *rest, **kwargs)
             return self._blocks(mask, convert, *rest, **kwargs)
 
-        return {"make": create_mask, "convert": to_blocks}
+        return create_mask, to_blocks
 
     def _is_fused(self, query: Tensor) -> bool:
         if self._trace.off() or not self._trace.is_on_gpu(query):

@@ -419,8 +419,6 @@ _EMPTY_KINDS = frozenset({*_HOLD_NOTHING, bool, ABCMeta, EnumMeta})
 """The same for most objects, told by their own type."""
 _AS_THEY_ARE = _EMPTY_KINDS | CHANGEABLE
 """What is noted of objects of these types keeps none of the program's alive."""
-_DEEPEST = 3
-"""Levels of containers and objects that are looked into."""
 _SETTINGS = (int, float, str)
 _OF_TORCH = (Tensor, nn.Module)
 GONE: Any = object()
@@ -605,7 +603,7 @@ class ProgramState:
         return before if lost else now
 
 
-def _holds_memory(one: Any, depth: int = _DEEPEST) -> bool:
+def _holds_memory(one: Any, depth: int = _LEVELS) -> bool:
     """Return whether something is, or holds, a tensor or an object that may have any."""
     kind = type(one)
     if kind in _EMPTY_KINDS or one is GONE:
@@ -634,7 +632,7 @@ def mapped(function: Callable[[Any], Any], contents: Any) -> Any:
     }
 
 
-def holds_tensor(one: Any, is_meant: Callable[[Tensor], bool], depth: int = _DEEPEST) -> bool:
+def holds_tensor(one: Any, is_meant: Callable[[Tensor], bool], depth: int = _LEVELS) -> bool:
     """Return whether something is a tensor that is meant, or holds one, not too deep."""
     kind, inside = type(one), []
     if kind not in CONTAINERS:

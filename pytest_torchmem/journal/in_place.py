@@ -10,7 +10,7 @@ note is taken before of what it had.
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from itertools import compress
+from itertools import chain, compress
 from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
@@ -165,8 +165,8 @@ class Noted(_Tensor):
             if storage.nbytes() != self._nbytes and storage.resizable():
                 storage.resize_(self._nbytes)
         gradient = contents.resolved(self._gradient)
-        moved = self.own is not None and not _is_where(tensor, self.own)
-        if moved or (self.own is not None and _geometry(tensor) != self._was):
+        own = self.own
+        if own is not None and (not _is_where(tensor, own) or _geometry(tensor) != self._was):
             _let_lie(tensor, self.own, gradient)
         elif gradient_of(tensor) is not gradient:
             tensor.grad = gradient
@@ -263,17 +263,15 @@ class InPlace:
         self.gone = Gone()
         with DisableTorchFunctionSubclass():
             self._note_modules(target, "")
-            for position, value in enumerate(args):
-                self._note_value(value, f"input {position}")
-            for name, value in kwargs.items():
-                self._note_value(value, name)
+            inputs = ((f"input {position}", value) for position, value in enumerate(args))
+            for name, value in chain(inputs, kwargs.items()):
+                self._note_modules(value, f"{name}.")
+                for tensor in tensors_in(value):
+                    self._give(tensor, Kind.INPUT, name)
             self._note_modules(loss_fn, "loss_fn.")
             if target is not None or args or kwargs:
                 for tensor in reached.every_tensor(held=True):
-                    if id(tensor) not in self.given:
-                        self.given[id(tensor)] = Given(
-                            contents.Weak(tensor), _kind_of(tensor), moves=False
-                        )
+                    self._give(tensor, _kind_of(tensor), moves=False)
         self._note_reached(reached)
 
     def _note_reached(self, reached: contents.Reached) -> None:
@@ -291,11 +289,10 @@ class InPlace:
                     self.note(tensor, keeps=not _is_hollow(tensor))
             self.optimizers.update(reached.optimizers)
 
-    def _note_value(self, value: Any, name: str) -> None:
-        self._note_modules(value, f"{name}.")
-        for tensor in tensors_in(value):
-            if id(tensor) not in self.given:
-                self.given[id(tensor)] = Given(contents.Weak(tensor), Kind.INPUT, name)
+    def _give(self, tensor: Tensor | None, *of_it: Any, **named: Any) -> None:
+        """Take note of a tensor, unless it was given before as something else."""
+        if tensor is not None and id(tensor) not in self.given:
+            self.given[id(tensor)] = Given(contents.Weak(tensor), *of_it, **named)
 
     def _note_modules(self, root: Any, prefix: str) -> None:
         for path, module in modules_by_path(root) if isinstance(root, nn.Module) else ():
@@ -305,11 +302,7 @@ class InPlace:
             begin, place = f"{prefix}{path}." if path else prefix, None if prefix else path
             for kind, table in _TABLES:
                 for name, tensor in (getattr(module, table) or {}).items():
-                    if tensor is not None and id(tensor) not in self.given:
-                        given = Given(
-                            contents.Weak(tensor), kind, begin + name, place, scripted=scripted
-                        )
-                        self.given[id(tensor)] = given
+                    self._give(tensor, kind, begin + name, place, scripted=scripted)
 
     def note_on_gpu(self, tensors: Iterable[Tensor]) -> None:
         """Take note of tensors on a real GPU: C++ sees none in a trace, so they lie elsewhere."""

@@ -13,7 +13,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from functools import cache, reduce
+from functools import cache, partial, reduce
 from importlib import import_module
 from operator import and_, or_
 from types import CodeType, FrameType, SimpleNamespace
@@ -26,6 +26,7 @@ from torch.utils._pytree import tree_leaves
 from pytest_torchmem.torch_private.function_holders import HOLDERS
 from pytest_torchmem.torch_private.names import (
     TORCH_VERSION,
+    listed,
     private,
     private_if_imported,
     private_name_if_imported,
@@ -92,8 +93,11 @@ _partition = private_if_imported(
     "torch._functorch.partitioners.min_cut_rematerialization_partition"
 )
 _FAKES = "torch._subclasses.fake_tensor"
-_DATA_DECIDES: type[Exception] = private(f"{_FAKES}.DataDependentOutputException")
-_DATA_SHAPES: type[Exception] = private(f"{_FAKES}.DynamicOutputShapeException")
+#: What is raised where a graph would depend on what fake tensors do not have.
+DECIDES_BY_VALUES: tuple[type[Exception], ...] = (
+    private(f"{_FAKES}.DataDependentOutputException"),
+    private(f"{_FAKES}.DynamicOutputShapeException"),
+)
 _STRUCTURED = logging.getLogger("torch.__trace")
 """What of a compilation is for torch's own tools; pytest would print all of it with a failure."""
 
@@ -166,7 +170,7 @@ def own_module_calls_followed() -> AbstractContextManager[None]:
     known: dict[int, tuple[Any, Convert]] = {}
 
     def convert(own: Convert, args: Any) -> Any:
-        with modules_as_they_were():
+        with nothing_replaced(torch.nn.Module):
             return own(*args)
 
     def from_stance(callback: Any) -> Any:
@@ -257,16 +261,11 @@ def with_backend(callback: Any, backend: Backend) -> Convert:
     return made
 
 
-def modules_as_they_were() -> AbstractContextManager[None]:
-    """Let ``nn.Module`` have its own methods, for Dynamo, which looks into them."""
-    return nothing_replaced(torch.nn.Module)
-
-
-def interpreters() -> list[CodeType]:
+@cache
+def interpreters() -> frozenset[CodeType]:
     """Return the code of what runs the nodes of graphs, Dynamo's own and those of ``torch.fx``."""
-    found = [fx.Interpreter.call_function, fx.Interpreter.call_method]
-    run_node = _run_node()
-    return [one.__code__ for one in (*found, *([] if run_node is None else [run_node]))]
+    found = fx.Interpreter.call_function, fx.Interpreter.call_method, _run_node()
+    return frozenset(one.__code__ for one in found if one is not None)
 
 
 def engine_operators() -> CodeType | None:
@@ -287,11 +286,6 @@ def restarts() -> type[Exception]:
     """Return what is raised to have Dynamo follow a frame again, in another way."""
     kind: type[Exception] = _exceptions().RestartAnalysis
     return kind
-
-
-def decides_by_values() -> tuple[type[Exception], ...]:
-    """Return what is raised where a graph would depend on what fake tensors do not have."""
-    return _DATA_DECIDES, _DATA_SHAPES
 
 
 def is_internal(error: Exception) -> bool:
@@ -606,47 +600,32 @@ _DISABLED = "__dynamo_disable"
 """Where ``_disable_dynamo`` keeps what it calls (torch/_compile.py)."""
 
 
-class _NoAlgebra:
-    """Stands in for sympy where numbers are asked whether they are of it."""
-
-    class Basic:
-        """What no number is."""
+_NO_ALGEBRA = SimpleNamespace(Basic=type("Basic", (), {}))
+"""Stands in for sympy where numbers are asked whether they are of it, which none is."""
 
 
-class _Compiler:
-    """Stands in for ``torch._dynamo`` where nothing is compiled."""
+def _disable(noted: list[Any], function: Any, *args: Any, **kwargs: Any) -> Callable[..., Any]:
+    """Return what calls a function, and from when there is a compiler has that leave it."""
 
-    def __init__(self, disabled: list[Any]) -> None:
-        self._disabled = disabled
-        """The functions that it was asked not to compile."""
+    def disabled(*given: Any, **named: Any) -> Any:
+        if COMPILER not in sys.modules:
+            return function(*given, **named)
+        compiler: Any = sys.modules[COMPILER]
+        return compiler.disable(function, *args, **kwargs)(*given, **named)
 
-    def disable(self, function: Any, *args: Any, **kwargs: Any) -> Callable[..., Any]:
-        """Return what calls a function, and from when there is a compiler has that leave it."""
+    noted.append(function)
+    return disabled
 
-        def disabled(*given: Any, **named: Any) -> Any:
-            if COMPILER not in sys.modules:
-                return function(*given, **named)
-            compiler: Any = sys.modules[COMPILER]
-            return compiler.disable(function, *args, **kwargs)(*given, **named)
 
-        self._disabled.append(function)
-        return disabled
+class _Beside:
+    """Stands in for a module: has some attributes of its own, and the others of that."""
 
-    def graph_break(self, msg: str = "") -> None:
-        """Break no graph; there is none."""
+    def __init__(self, module: str, **own: Any) -> None:
+        self._module = module
+        vars(self).update(own)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(import_module(COMPILER), name)
-
-
-class _Torch:
-    """``torch`` with a compiler that stands in for its own: ``import torch._dynamo`` gives both."""
-
-    def __init__(self, compiler: _Compiler) -> None:
-        self._dynamo = compiler
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(torch, name)
+        return getattr(import_module(self._module), name)
 
 
 class NotNeeded:
@@ -661,8 +640,11 @@ class NotNeeded:
 
     def __init__(self) -> None:
         self._disabled: list[Any] = []
-        self._torch = _Torch(_Compiler(self._disabled))
-        self._symbols = SimpleNamespace(**_ON_NUMBERS)
+        """The functions that the compiler was asked not to compile."""
+        # A graph is not broken where there is none. ``import torch._dynamo`` gives ``torch``.
+        disable = partial(_disable, self._disabled)
+        compiler = _Beside(COMPILER, disable=disable, graph_break=lambda msg="": None)
+        self._torch = _Beside("torch", _dynamo=compiler)
 
     def stand_in(self, name: str, variables: Mapping[str, Any] | None, names: Any) -> Any:
         """Return what a function gets that imports ``names`` of a module, or None for its own.
@@ -674,9 +656,9 @@ class NotNeeded:
         if name == COMPILER and importer in _ASK_COMPILER:
             return self._torch
         if name == _ALGEBRA and importer == _ASKS_ALGEBRA:
-            return _NoAlgebra
+            return _NO_ALGEBRA
         if name == _SYMBOLS and names and all(one in _ON_NUMBERS for one in names):
-            return self._symbols
+            return _SYMBOLS_OF_NUMBERS
         return None
 
     def replacements(self, is_here: Callable[[], bool]) -> Replacements:
@@ -737,16 +719,18 @@ def _itself(given: Any) -> Any:
 _NUMBERS = (bool, int, float)
 #: As they are in torch/fx/experimental/symbolic_shapes.py for what is no symbol.
 _ON_NUMBERS: dict[str, Any] = {
-    "expect_true": _on_numbers("expect_true", (bool,), _itself),
+    **{
+        name: _on_numbers(name, (bool,), _itself)
+        for name in listed("""
+            expect_true guard_or_false guard_or_true guard_size_oblivious statically_known_true
+        """)
+    },
     "guard_int": _on_numbers("guard_int", (int,), _itself),
-    "guard_or_false": _on_numbers("guard_or_false", (bool,), _itself),
-    "guard_or_true": _on_numbers("guard_or_true", (bool,), _itself),
-    "guard_size_oblivious": _on_numbers("guard_size_oblivious", (bool,), _itself),
     "guarding_hint_or_throw": _on_numbers("guarding_hint_or_throw", (bool, int), _itself),
     "has_guarding_hint": _on_numbers("has_guarding_hint", _NUMBERS, lambda given: True),
     "is_nested_int": _on_numbers("is_nested_int", _NUMBERS, lambda given: False),
-    "statically_known_true": _on_numbers("statically_known_true", (bool,), _itself),
     "sym_eq": _equal,
     "sym_and": _on_numbers("sym_and", (bool,), lambda *given: reduce(and_, given)),
     "sym_or": _on_numbers("sym_or", (bool,), lambda *given: reduce(or_, given)),
 }
+_SYMBOLS_OF_NUMBERS = SimpleNamespace(**_ON_NUMBERS)

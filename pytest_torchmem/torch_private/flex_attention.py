@@ -4,12 +4,11 @@ torch/_higher_order_ops/flex_attention.py; torch/nn/attention/flex_attention.py.
 """
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from functools import cache
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from traceback import walk_stack
 from types import CellType, FunctionType
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -31,24 +30,20 @@ _BUFFERS = 7
 """The position of the tensors that ``score_mod`` captures among the arguments."""
 
 
-class FlexAttentionKernels(NamedTuple):
-    """The kernels that run eagerly, forward and backward."""
-
-    forward: Callable[..., Any]
-    backward: Callable[..., Any]
+_Function: TypeAlias = Callable[..., Any]
+MadeFrom: TypeAlias = Callable[[_Function, _Function], tuple[_Function, _Function]]
+"""Returns what is called instead of two functions of torch, given these."""
 
 
 @contextmanager
-def flex_kernels_replaced(
-    made_from: Callable[[FlexAttentionKernels], FlexAttentionKernels],
-) -> Iterator[None]:
-    """Let ``flex_attention`` run kernels that are made from torch's own; its module is imported."""
+def flex_kernels_replaced(made_from: MadeFrom) -> Iterator[None]:
+    """Let ``flex_attention`` run kernels that are made from those that torch runs eagerly, forward
+    and backward; its module is imported.
+    """
     module = sys.modules[MODULE]
-    operators = module.flex_attention, module.flex_attention_backward
-    originals = FlexAttentionKernels(*(operator.py_kernels[_KERNEL] for operator in operators))
-    with ExitStack() as stack:
-        for operator, kernel in zip(operators, made_from(originals), strict=True):
-            stack.enter_context(_with_kernel(operator, _KERNEL, kernel))
+    forward, backward = module.flex_attention, module.flex_attention_backward
+    kernels = made_from(forward.py_kernels[_KERNEL], backward.py_kernels[_KERNEL])
+    with _with_kernel(forward, _KERNEL, kernels[0]), _with_kernel(backward, _KERNEL, kernels[1]):
         yield
 
 
@@ -118,20 +113,11 @@ def _with_kernel(operator: Any, key: Any, kernel: Callable[..., Any]) -> Iterato
         operator._dispatch_cache.clear()
 
 
-def block_masks_replaced(
-    made_from: Callable[[Callable[..., Any], Callable[..., Any]], Mapping[str, Any]],
-) -> AbstractContextManager[None]:
+def block_masks_replaced(made_from: MadeFrom) -> AbstractContextManager[None]:
     """Replace what makes a mask, and what makes blocks of one; their module is imported."""
     module = sys.modules[MASKS]
-    make, convert = made_from(module.create_mask, getattr(module, _CONVERT)).values()
+    make, convert = made_from(module.create_mask, getattr(module, _CONVERT))
     return replaced(module, **{"create_mask": make, _CONVERT: convert})
-
-
-@cache
-def _is_wrapper(name: str, filename: str) -> bool:
-    return name == _COMPILE_WRAPPER and filename.replace("\\", "/").endswith(
-        "_dynamo/eval_frame.py"
-    )
 
 
 def in_what_inductor_compiles() -> bool:
@@ -141,7 +127,8 @@ def in_what_inductor_compiles() -> bool:
     the compiler only with Inductor (torch/_dynamo/eval_frame.py, ``OptimizeContext``).
     """
     return any(
-        _is_wrapper(frame.f_code.co_name, frame.f_code.co_filename)
+        frame.f_code.co_name == _COMPILE_WRAPPER
+        and frame.f_code.co_filename.replace("\\", "/").endswith("_dynamo/eval_frame.py")
         and getattr(frame.f_locals.get("self"), "compiler_config", None) is not None
         for frame, _ in walk_stack(sys._getframe(1))
     )

@@ -95,10 +95,8 @@ class Holders:
         if self._state is not None and self._state == state:
             return
         if self._since is None or self._since[0] != state:
-            self._since = (
-                state,
-                [one for _, one in self._unseen() if isinstance(one, types.ModuleType)],
-            )
+            unseen = (one for _, one in self._unseen())
+            self._since = state, [one for one in unseen if isinstance(one, types.ModuleType)]
         for module in self._since[1]:
             attributes = vars(module)
             if originals.keys().isdisjoint(map(id, tuple(attributes.values()))):
@@ -224,10 +222,9 @@ def _is_own(found: Any) -> bool:
         if isinstance(found, types.MethodType) or type(found).__name__ == _OF_PYBIND:
             found = found.__func__
             continue
-        names = found.__globals__ if isinstance(found, types.FunctionType) else vars(type(found))
-        where = str(
-            names.get("__name__" if isinstance(found, types.FunctionType) else "__module__")
-        )
+        is_function = isinstance(found, types.FunctionType)
+        names = found.__globals__ if is_function else vars(type(found))
+        where = str(names.get("__name__" if is_function else "__module__"))
         package = where.partition(".")[0]
         if package in _LIBRARIES:
             return True

@@ -226,7 +226,10 @@ def output_code_run(hooks: Hooks, on_thread: Callable[[], bool]) -> AbstractCont
     def to_module(lowering: Any, code: Any) -> Any:
         if not on_thread():
             return original(lowering, code)
-        return _executed(code.value, _buffers(lowering), hooks)
+        every_one = *lowering.buffers, *lowering.operations
+        named = (one for one in every_one if hasattr(one, "get_name"))
+        buffers = {one.get_name(): _described(one) for one in named}
+        return _executed(code.value, buffers, hooks)
 
     return replaced(_graph_lowering(), **{_TO_MODULE: to_module})
 
@@ -266,15 +269,7 @@ def _reinterpreted(tensor: Tensor, size: Any, stride: Any, offset: int = 0) -> T
         return tensor.as_strided(size, stride, tensor.storage_offset() + offset)
 
 
-def _buffers(lowering: Any) -> dict[str, OutputBuffer]:
-    return {
-        buffer.get_name(): _described(buffer.get_name(), buffer)
-        for buffer in (*lowering.buffers, *lowering.operations)
-        if hasattr(buffer, "get_name")
-    }
-
-
-def _described(name: str, buffer: Any) -> OutputBuffer:
+def _described(buffer: Any) -> OutputBuffer:
     nodes = sorted(getattr(buffer, "origins", ()), key=str)
     operators = dict.fromkeys(getattr(node.target, _PACKET, node.target) for node in nodes)
     names = ", ".join(getattr(one, "__name__", str(one)) for one in operators)
@@ -287,7 +282,7 @@ def _described(name: str, buffer: Any) -> OutputBuffer:
         if frames and not file:
             file, _, rest = frames[-1].removeprefix(_FILE).partition('", line ')
             line = int(rest.partition(",")[0])
-    return OutputBuffer(name, names, module, file, line)
+    return OutputBuffer(buffer.get_name(), names, module, file, line)
 
 
 class _Kernels:

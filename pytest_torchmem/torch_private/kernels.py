@@ -100,24 +100,11 @@ def run_nested_kernel(operator: keys.OpOverload, *args: Any, **kwargs: Any) -> A
     """Run the kernel of an operator for nested tensors, which calls others on their buffers. Raises
     ``NotImplementedError``, as torch does, where it has none.
     """
-    return kernel_for(operator)(_nested_key(operator), *args, **kwargs)
-
-
-@cache
-def _nested_key(operator: keys.OpOverload) -> Any:
-    """Return the key that an operator's kernel for nested tensors is registered for."""
-    name = operator.name()
-    possible = (
-        keys.NESTED_CPU,
-        keys.COMPOSITE_NESTED,
-        keys.COMPOSITE_EXPLICIT,
-        keys.COMPOSITE_IMPLICIT,
-    )
     # What makes a nested tensor of others has a kernel for those.
-    makes_one = name.startswith("aten::_nested_") and keys.has_kernel(name, keys.CPU)
-    if makes_one and not keys.has_kernel(name, keys.NESTED_CPU):
-        return keys.CPU
-    return next((key for key in possible if keys.has_kernel(name, key)), keys.NESTED_CPU)
+    others = (keys.CPU,) if operator.name().startswith("aten::_nested_") else ()
+    possible = *others, keys.COMPOSITE_NESTED, keys.COMPOSITE_EXPLICIT, keys.COMPOSITE_IMPLICIT
+    key = keys.first_key(operator, keys.NESTED_CPU, *possible) or keys.NESTED_CPU
+    return kernel_for(operator)(key, *args, **kwargs)
 
 
 def run_sparse_kernel(key: Any, operator: keys.OpOverload, *args: Any, **kwargs: Any) -> Any:
@@ -131,19 +118,8 @@ def run_sparse_kernel(key: Any, operator: keys.OpOverload, *args: Any, **kwargs:
         first = keys.CPU
     elif torch.sparse_coo in layouts:
         first = keys.SPARSE_CPU
-    return kernel_for(operator)(_key(operator, first, key), *args, **kwargs)
-
-
-@cache
-def _key(operator: keys.OpOverload, first: Any, otherwise: Any) -> Any:
-    name = operator.name()
-    possible = (
-        first,
-        keys.COMPOSITE_EXPLICIT,
-        keys.COMPOSITE_NON_FUNCTIONAL,
-        keys.COMPOSITE_IMPLICIT,
-    )
-    return next((key for key in possible if keys.has_kernel(name, key)), otherwise)
+    possible = keys.COMPOSITE_EXPLICIT, keys.COMPOSITE_NON_FUNCTIONAL, keys.COMPOSITE_IMPLICIT
+    return kernel_for(operator)(keys.first_key(operator, first, *possible) or key, *args, **kwargs)
 
 
 def below_interception(dispatch: Callable[..., Any]) -> Callable[..., Any]:

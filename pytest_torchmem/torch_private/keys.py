@@ -160,13 +160,16 @@ def is_composite_implicit(operator: OpOverload) -> bool:
 
 
 @cache
+def first_key(operator: OpOverload, *keys: Any) -> Any:
+    """Return the first of some keys that an operator has a kernel for, or None."""
+    return next((key for key in keys if has_kernel(operator.name(), key)), None)
+
+
+@cache
 def composite_key(operator: OpOverload) -> Any:
     """Return the key for the body of an operator that the CPU runs as others, or None."""
-    name = operator.name()
-    if has_kernel(name, "CPU"):
-        return None
-    keys = (COMPOSITE_EXPLICIT, COMPOSITE_NON_FUNCTIONAL)
-    return next((key for key in keys if has_kernel(name, key)), None)
+    found = first_key(operator, CPU, COMPOSITE_EXPLICIT, COMPOSITE_NON_FUNCTIONAL)
+    return None if found == CPU else found
 
 
 def has_kernel_on(operator: OpOverload, device: str) -> bool:

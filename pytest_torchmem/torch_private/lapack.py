@@ -51,6 +51,7 @@ class Lengths(NamedTuple):
     integers: int = 0
 
 
+@cache
 def lengths(
     routine: str, dtype: torch.dtype, arguments: tuple[str | int | Argument, ...], threads: int
 ) -> Lengths | None:
@@ -62,19 +63,11 @@ def lengths(
         return None
     if dtype.is_complex:
         routine = _OF_COMPLEX.get(routine, routine)
-    return _asked(letter, routine, arguments, threads)
-
-
-@cache
-def _asked(
-    letter: str, routine: str, arguments: tuple[str | int | Argument, ...], threads: int
-) -> Lengths | None:
     function = getattr(torch_library(), f"{letter}{routine}_", None)
     if function is None:
         return None
     number = _NUMBERS[letter]
-    parts = 2 if letter in "cz" else 1
-    work, reals = (number * parts)(), number()
+    work, reals = (number * (2 if dtype.is_complex else 1))(), number()
     integers, info = ctypes.c_int(), ctypes.c_int(-1)
     written = {
         Argument.WORK: work,

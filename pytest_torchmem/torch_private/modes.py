@@ -221,11 +221,10 @@ class TorchFunction(_Equal):
         self._of_tensor = original.__name__.endswith("_like")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        asked: tuple[Any, ...] = ()
         if self._of_tensor and args and type(args[0]) not in _PLAIN:
             asks = getattr(type(args[0]), "__torch_function__", _DISABLED) is not _DISABLED
             asked = args[:1] if asks else ()
-        else:
-            asked = ()
         if (asked or function_modes()) and torch_function_enabled():
             return handle_torch_function(self, asked, *args, **kwargs)
         return self._function(*args, **kwargs)

@@ -134,15 +134,6 @@ _AFTER_STEP = private_name("torch.optim.optimizer._global_optimizer_post_hooks")
 _Hook = Callable[..., Any]
 
 
-def _tables(module: Any, *names: str) -> tuple[dict[int, _Hook], ...]:
-    return tuple(getattr(module, name) for name in names if hasattr(module, name))
-
-
-REGISTRATION_HOOKS = _tables(_module, _PARAMETERS, _CHILDREN)
-STEP_HOOKS = _tables(_optimizer, _BEFORE_STEP, _AFTER_STEP)
-"""The tables that torch has, as they were when this was imported."""
-
-
 class Hooks(OrderedDict[int, _Hook]):
     """The hooks of another table, one more, and those that are registered meanwhile."""
 

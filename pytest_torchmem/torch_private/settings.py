@@ -32,7 +32,6 @@ from torch.utils.serialization import config
 
 from pytest_torchmem.torch_private.devices import has_gpu
 from pytest_torchmem.torch_private.modes import dispatch_modes, global_device_context
-from pytest_torchmem.torch_private.module_calls import REGISTRATION_HOOKS, STEP_HOOKS
 from pytest_torchmem.torch_private.names import (
     listed,
     optional,
@@ -113,14 +112,16 @@ _LEVEL = private_name("torch.autograd.forward_ad._current_level")
 _AUTOCAST_DEVICES = listed("cpu cuda xpu mps hpu ipu mtia maia xla privateuseone")
 _SMALLEST = 5e-324
 """The smallest number above 0, which is taken for 0 where denormal ones are flushed."""
-_HOOKS = (
-    optional("torch.nn.modules.module._global_backward_pre_hooks"),
-    optional("torch.nn.modules.module._global_backward_hooks"),
-    optional("torch.nn.modules.module._global_forward_pre_hooks"),
-    optional("torch.nn.modules.module._global_forward_hooks"),
-    optional("torch.nn.modules.module._global_buffer_registration_hooks"),
-    *REGISTRATION_HOOKS,
-    *STEP_HOOKS,
+_HOOKS = tuple(
+    optional(f"torch.{path}_hooks")
+    for path in listed("""
+        nn.modules.module._global_backward_pre nn.modules.module._global_backward
+        nn.modules.module._global_forward_pre nn.modules.module._global_forward
+        nn.modules.module._global_buffer_registration
+        nn.modules.module._global_parameter_registration
+        nn.modules.module._global_module_registration
+        optim.optimizer._global_optimizer_pre optim.optimizer._global_optimizer_post
+    """)
 )
 
 
@@ -384,19 +385,17 @@ class OneThread:
     size).
     """
 
-    __slots__ = ("_before",)
+    __slots__ = ("_before", "_set_to")
 
     def __enter__(self) -> None:
-        before = torch.get_num_threads()  # which sets it on a thread that is new
-        set_to = _setter() if before != 1 else None
-        self._before = before if set_to is not None else 1
-        if set_to is not None:
-            set_to(1)
+        self._before = torch.get_num_threads()  # which sets it on a thread that is new
+        self._set_to = _setter() if self._before != 1 else None
+        if self._set_to is not None:
+            self._set_to(1)
 
     def __exit__(self, *_: object) -> None:
-        set_to = _setter() if self._before != 1 else None
-        if set_to is not None:
-            set_to(self._before)
+        if self._set_to is not None:
+            self._set_to(self._before)
 
 
 @cache

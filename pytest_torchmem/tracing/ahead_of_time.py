@@ -173,7 +173,7 @@ def _without_graph(error: RuntimeError) -> str:
             "what asks for a tensor's address, as layers of cuDNN do (nn.LSTM): trace it with "
             'mode="eager"'
         )
-    if isinstance(error, compiler.decides_by_values()):
+    if isinstance(error, compiler.DECIDES_BY_VALUES):
         return (
             f"a program that decides by the values of tensors ({error}): trace it with "
             'mode="eager", or with mode="inductor", which breaks the graph there'

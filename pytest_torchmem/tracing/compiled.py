@@ -25,7 +25,7 @@ from pytest_torchmem.interception.interceptor import Interceptor
 from pytest_torchmem.profile.timeline import Allocation, Kind, Origin
 from pytest_torchmem.step.imports import eager, when_compiler_is_used
 from pytest_torchmem.torch_private import compiler, module_calls
-from pytest_torchmem.torch_private.patches import having
+from pytest_torchmem.torch_private.patches import having, nothing_replaced
 from pytest_torchmem.tracing.passes import Lowering
 
 if TYPE_CHECKING:
@@ -214,7 +214,7 @@ class Compiled:
         # What it allocates is gone when it is done, and no part of a step.
         with (
             having(interceptor, inside=inside, mode=compiling),
-            compiler.modules_as_they_were(),
+            nothing_replaced(nn.Module),
             module_calls.module_calls_as_they_were(),
         ):
             yield

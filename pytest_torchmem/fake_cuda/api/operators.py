@@ -14,7 +14,7 @@ import os
 import sys
 from collections.abc import Callable
 from functools import cache
-from types import CodeType, FrameType, MethodType
+from types import FrameType, MethodType
 from typing import Any
 
 import torch
@@ -232,7 +232,7 @@ def _is_guess(func: OpOverload, compiles: bool) -> bool:
             return False
         if code in ENGINE_CODES or code is engine_operators():
             return True
-        if code in _interpreters():
+        if code in interpreters():
             target, given = node_run_in(frame)
             return not _names_device(target, func) and _may_be_for_gpu(given)
         if code is PATH:
@@ -244,11 +244,6 @@ def _is_guess(func: OpOverload, compiles: bool) -> bool:
             return _creates(func) and not compiles  # the program's own calls have passed FACTORY
         frame = frame.f_back
     return False
-
-
-@cache
-def _interpreters() -> frozenset[CodeType]:
-    return frozenset(interpreters())
 
 
 def _may_be_for_gpu(given: Any) -> bool:
