@@ -13,7 +13,7 @@ from pytest_torchmem.diagnosis.difference import MomentDifference, Row, moved_li
 from pytest_torchmem.diagnosis.provenance import NOTHING_RAN, Provenance
 from pytest_torchmem.profile.facts import Counts, FactChange, Topic, changed_facts
 from pytest_torchmem.profile.module_paths import EveryNumber, fold, unfold
-from pytest_torchmem.profile.timeline import Allocation, Kind, Origin, Role
+from pytest_torchmem.profile.timeline import Allocation, Kind, Origin, Phase, Role
 from pytest_torchmem.snapshots.alive import Alive, Group, What
 from pytest_torchmem.snapshots.format import Entry
 
@@ -58,12 +58,10 @@ class Counted(NamedTuple):
 
     @property
     def rose(self) -> bool:
-        """Whether it is called more often."""
         return self.now > self.before
 
     @property
     def fell(self) -> bool:
-        """Whether it is called less often."""
         return self.now < self.before
 
 
@@ -154,7 +152,7 @@ class Evidence:
 
     def of_sizes(self) -> list[Row]:
         """Return the rows that larger sizes can explain, and neither new operators nor types."""
-        new = {name for name, one in self.counts().items() if not one.before}
+        new = self.new_operators
         types = {what.dtype for what in self.known()} or {row.what.dtype for row in self.came()}
         return [
             row
@@ -191,18 +189,16 @@ class Evidence:
         if not any(size in shape for shape in shapes):
             return self.ran.first_with(size)
         source = self.ran.source_of(index, size) if index >= 0 else None
-        counted = self.counted(source.origin.operator) if source is not None else None
-        return source if counted is not None and counted.rose else None
+        return source if source is not None and self.rose(source.origin.operator) else None
 
     def first(self, row: Row) -> int:
         """Return the index of the first allocation of a row, -1 where it is not known."""
-        group = next((one for one in self.alive.groups if one.what == row.now), None)
-        return group.first if group is not None and self.ran is not NOTHING_RAN else -1
+        order = self.order(row)
+        return order if order < sys.maxsize and self.ran is not NOTHING_RAN else -1
 
     def order(self, row: Row) -> int:
         """Return when the first tensor of a row was made, as a number that grows."""
-        group = next((one for one in self.alive.groups if one.what == row.now), None)
-        return group.first if group is not None else sys.maxsize
+        return next((one.first for one in self.alive.groups if one.what == row.now), sys.maxsize)
 
     def counted(self, operator: str) -> Counted | None:
         """Return how often an operator was called; ``None`` where the snapshot does not say."""
@@ -210,15 +206,20 @@ class Evidence:
         called = (side.get(operator, Counts()).called for side in sides)
         return Counted(*called) if sides[0] else None
 
-    def count_alive(self, row: Row, key: slice) -> Counted:
-        """Return how many tensors are and were alive then that are equal to a row's in a part of
-        their description.
-        """
-        moment, own = self.difference.moment, row.what[key]
-        sides = self.known_groups, self.alive.groups
-        return Counted(
-            *(sum(g.counts.get(moment, 0) for g in side if g.what[key] == own) for side in sides)
-        )
+    def rose(self, operator: str) -> bool:
+        """Tell whether it is known that an operator is called more often."""
+        counted = self.counted(operator)
+        return counted is not None and counted.rose
+
+    @property
+    def new_operators(self) -> set[str]:
+        """The operators that the forward did not call, as far as that is known."""
+        return {name for name, one in self.counts().items() if not one.before}
+
+    @property
+    def more_called(self) -> dict[str, Counted]:
+        """The operators that the forward calls more often, as far as that is known."""
+        return {name: one for name, one in self.counts().items() if one.rose}
 
     def made_at_most(self, row: Row) -> int:
         """Return the bytes that the operator of a row made at most in the forward, where that was
@@ -255,9 +256,20 @@ class Evidence:
         """Yield what the snapshot has at any of its moments."""
         return (one.what for one in self.known_groups)
 
+    @property
+    def known_tensors(self) -> set[tuple[str, str, str, tuple[int, ...]]]:
+        """By module, operator, type and shape, what the snapshot has, whatever its role."""
+        return {what[1:5] for what in self.known()}
+
     def moved_lines(self) -> dict[str, str]:
         """Return by the lines of the snapshot what they are now, where that can be told."""
         return moved_lines(self.known_groups, self.alive.groups)
+
+    def new_lines(self, now: Sequence[str], before: Sequence[str]) -> list[str]:
+        """Return the lines that are none of those before, wherever these are now."""
+        moved = self.moved_lines()
+        known = {moved.get(line, line) for line in before}
+        return [line for line in now if line not in known]
 
     def gone(self, module: str, source: str) -> Iterator[What]:
         """Yield what an operator made in a module, and makes no more."""
@@ -269,7 +281,7 @@ class Evidence:
         )
 
     def can_explain(self, factor: float) -> bool:
-        """Tell whether inputs that are larger by a factor can explain the growth: at most by their
+        """Tell whether inputs that are larger by a factor can explain the growth, at most by their
         square, as in attention.
         """
         found = self.difference
@@ -310,10 +322,12 @@ class Evidence:
         """Return the changed facts of a topic."""
         return [change for change in self.facts if change.topic == topic]
 
-    @property
-    def one_compiles(self) -> bool:
-        """Whether graphs are compiled in one of both steps alone."""
-        return bool(self.then(Topic.COMPILED)) is not bool(self.present(Topic.COMPILED))
+
+def called_at(module: str, lines: Sequence[str]) -> tuple[str, Origin | None]:
+    """Return in words a few lines that call a module; the only one as a place."""
+    if len(lines) == 1:
+        return "", Origin(Phase.FORWARD, module, "", lines[0])
+    return f"at {' and '.join(lines)}" if 1 < len(lines) <= _MOST_NAMES else "", None
 
 
 def _is_narrower(was: What, now: What) -> bool:
@@ -375,22 +389,14 @@ def cause(
 Told = Callable[[FactChange], Iterable[Mapping[str, str]]]
 
 
-def everything(evidence: Evidence, change: FactChange) -> Iterable[Row]:
-    """Return all that grew, which shows a fact that is about no module."""
-    return evidence.came()
-
-
-def of_its_module(evidence: Evidence, change: FactChange) -> Iterable[Row]:
-    """Return what shows a fact about a module."""
-    return evidence.of_module(change.name)
-
-
 def fact_rule(
     name: str,
     sentence: str,
     topic: str,
     told: Told,
-    rows: Callable[[Evidence, FactChange], Iterable[Row]] = of_its_module,
+    rows: Callable[[Evidence, FactChange], Iterable[Row]] = lambda evidence, change: (
+        evidence.of_module(change.name)
+    ),
     *,
     sure: bool = True,
 ) -> None:
@@ -499,7 +505,7 @@ def find_causes(evidence: Evidence) -> tuple[Cause, ...]:
         if found[0].larger * one.larger > 1:
             more += int(part * sum(row.bytes_now for row in one.rows if row in explained))
         least = WEIGHTY if RULES[one.rule].rank == 0 else _MUCH
-        if RULES[one.rule].rank < _LAST and more >= least * growth:
+        if one.is_specific and more >= least * growth:
             kept.append(one)
             explained.update(one.rows)
     return tuple(kept)
@@ -508,29 +514,21 @@ def find_causes(evidence: Evidence) -> tuple[Cause, ...]:
 def _in_order(evidence: Evidence) -> list[Cause]:
     growth = evidence.growth or evidence.difference.change
     found = [one for each in RULES.values() if (one := each.find(evidence)) is not None]
+    # Where a peak has moved, much has come and gone: what explains the growth of the figure counts.
     main = int(_MAIN * min(growth, max(evidence.difference.change, 0) or growth))
     weighty = [
         one
         for one in found
-        if one.nbytes >= WEIGHTY * growth or (RULES[one.rule].rank < _LAST and one.nbytes >= main)
+        if one.nbytes >= WEIGHTY * growth or (one.is_specific and one.nbytes >= main)
     ]
-    ranks = {one.rule: _rank(one, main) for one in weighty}
+    ranks = {one.rule: RULES[one.rule].rank for one in weighty}
+    ranks |= {one.rule: _LAST + 1 for one in weighty if ranks[one.rule] == 1 and one.nbytes < main}
     if any(rank < _LAST for rank in ranks.values()):
-        weighty = [one for one in weighty if RULES[one.rule].rank < _LAST]
+        weighty = [one for one in weighty if one.is_specific]
     elif _LAST not in ranks.values():
         return []  # the largest row says more than a cause of a small part
-    places = {name: place for place, name in enumerate(RULES)}
-    weighty.sort(key=lambda one: (ranks[one.rule], -one.nbytes, places[one.rule]))
-    return weighty
-
-
-def _rank(found: Cause, main: int) -> int:
-    """Return a cause's rank; what explains less than ``main`` comes after everything else.
-
-    Where a peak has moved, much has come and gone: what explains the growth of the figure counts.
-    """
-    rank = RULES[found.rule].rank
-    return rank if rank != 1 or found.nbytes >= main else _LAST + 1
+    # Rules find in their order, which stays among causes of equal weight.
+    return sorted(weighty, key=lambda one: (ranks[one.rule], -one.nbytes))
 
 
 def within(pattern: str, module: str) -> bool:

@@ -155,7 +155,10 @@ def diagnose(
         tuple((c.name, shown_geometries(c.before), shown_geometries(c.now)) for c in inputs),
         dict(profile.callers) if profile is not None else {},
         profile.library_lines if profile is not None else {},
-        _functions_of(profile) if profile is not None else {},
+        {
+            (fold(origin.module)[0], origin.operator, origin.line): name
+            for origin, name in reversed(profile.functions if profile is not None else ())
+        },
         leads=_leads(evidence, causes[0].rule if causes else ""),
         told=_told_since(before, now),
         was_peak=was,
@@ -210,13 +213,6 @@ def _told_since(before: Entry, now: Entry) -> tuple[Told, ...]:
     begun = [one[:3] for one in now.grew if before.figures.get(one.moment) == one.before]
     first = [one[:3] for one in now.grew].index(begun[-1]) if begun else len(now.grew)
     return tuple(sorted(now.grew[first:], key=lambda one: one.before - one.now))
-
-
-def _functions_of(profile: MemoryProfile) -> dict[tuple[str, str, str], str]:
-    found: dict[tuple[str, str, str], str] = {}
-    for origin, name in profile.functions:
-        found.setdefault((fold(origin.module)[0], origin.operator, origin.line), name)
-    return found
 
 
 FEWEST = 3

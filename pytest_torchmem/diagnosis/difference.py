@@ -29,7 +29,7 @@ _OF_BACKWARD = (Role.GRADIENT, Role.GRADIENT_TEMPORARY, Role.WORKSPACE)
 """What is made for one of several equal calls alone, the last of the forward."""
 
 
-def moved_lines(before: Iterable[Group], now: Iterable[Group]) -> dict[str, str]:
+def moved_lines(before: Collection[Group], now: Collection[Group]) -> dict[str, str]:
     """Return by the lines of a snapshot what they are now, where as much is there as was.
 
     Of each file the operators of both are laid side by side in the order of their lines, as
@@ -37,16 +37,12 @@ def moved_lines(before: Iterable[Group], now: Iterable[Group]) -> dict[str, str]
     moved by as few distances, and as little. Those of the same modules come first: the next of two
     loops over layers is not the one before.
     """
-    then, there = [*before], [*now]
-    return _moved(then, there, of_numbers=False) | _moved(then, there, of_numbers=True)
-
-
-def _moved(before: list[Group], now: list[Group], *, of_numbers: bool) -> dict[str, str]:
-    old, new = _by_file(before, of_numbers), _by_file(now, of_numbers)
     found: dict[str, str] = {}
-    for file in old.keys() & new.keys():
-        for line, present in _side_by_side(sorted(old[file]), sorted(new[file])):
-            found.setdefault(f"{file}:{line}", f"{file}:{present}")
+    for of_numbers in (True, False):
+        old, new = _by_file(before, of_numbers), _by_file(now, of_numbers)
+        for file in old.keys() & new.keys():
+            for line, present in _side_by_side(sorted(old[file]), sorted(new[file])):
+                found.setdefault(f"{file}:{line}", f"{file}:{present}")
     return found
 
 
@@ -107,14 +103,15 @@ def _with_names(before: Entry, names: Mapping[str, str]) -> Entry:
         }
         for topic, known in before.facts.items()
     }
-    alive = before.alive
-    if alive is not None:
-        groups = (
-            replace(one, what=one.what._replace(module=_renamed(one.what.module, names)))
-            for one in alive.groups
-        )
-        alive = replace(alive, groups=tuple(groups))
+    alive = before.alive and _with(
+        before.alive, lambda what: what._replace(module=_renamed(what.module, names))
+    )
     return replace(before, facts=facts, alive=alive)
+
+
+def _with(alive: Alive, changed: Callable[[What], What]) -> Alive:
+    groups = (replace(one, what=changed(one.what)) for one in alive.groups)
+    return replace(alive, groups=tuple(groups))
 
 
 def _renames(before: _Tree, now: _Tree) -> dict[str, str]:
@@ -210,9 +207,8 @@ class Row:
     @property
     def change(self) -> int:
         """The bytes by which it grew."""
-        return self.bytes_now - (
-            self.before.nbytes * self.count_before if self.before is not None else 0
-        )
+        was = self.before.nbytes * self.count_before if self.before is not None else 0
+        return self.bytes_now - was
 
     @property
     def is_resized(self) -> bool:
@@ -276,7 +272,8 @@ def difference_between(
     ``figure`` is what was alive then, where it is known from elsewhere.
     """
     total, old = now.total(moment), known.total(moment) if figure is None else figure
-    known = _with_lines_of(known, now)
+    lines = moved_lines(known.groups, now.groups)
+    known = _with(known, lambda what: what._replace(line=lines.get(what.line, what.line)))
     left, left_now = _Remaining(known.groups, moment), _Remaining(now.groups, moment)
     rows: list[Row] = []
     moved: list[Row] = []
@@ -297,38 +294,27 @@ def difference_between(
     then = {group.what[:6]: group.numbers for group in known.groups}
     present = {group.what[:6]: group.numbers for group in now.groups}
     rows += [
-        Row(None, one.what, 0, count, _only(one.numbers, then.get(one.what[:6])))
+        Row(None, one.what, 0, count, only_in(one.numbers, then.get(one.what[:6], "")))
         for one, count in left_now.counts.items()
         if one.what.nbytes * count > known.floor(moment)
     ]
     rows += [
-        Row(was.what, None, count, 0, _only(was.numbers, present.get(was.what[:6])))
+        Row(was.what, None, count, 0, only_in(was.numbers, present.get(was.what[:6], "")))
         for was, count in left.counts.items()
         if was.what.nbytes * count > now.floor(moment)
     ]
     every = EveryNumber()
     for group in (*known.groups, *now.groups):
         every.add(group.what.module, group.numbers)
-    rows = [replace(row, numbers=every.marked(row.what.module, row.numbers)) for row in rows]
-    moved = [replace(row, numbers=every.marked(row.what.module, row.numbers)) for row in moved]
-    rest = total - old - sum(row.change for row in rows)
-    changed = sorted(
-        (row for row in rows if row.change), key=lambda row: (-abs(row.change), row.what)
+    rows, moved = (
+        [replace(row, numbers=every.marked(row.what.module, row.numbers)) for row in side]
+        for side in (rows, moved)
     )
+    rest = total - old - sum(row.change for row in rows)
+    changed = [row for row in rows if row.change]
+    changed.sort(key=lambda row: (-abs(row.change), row.what))
     moved += [row for row in rows if not row.change]
     return MomentDifference(moment, old, total, tuple(changed), tuple(moved), rest)
-
-
-def _with_lines_of(known: Alive, now: Alive) -> Alive:
-    """Return what is known with the lines that its operators stand at now."""
-    moved = moved_lines(known.groups, now.groups)
-    if all(line == other for line, other in moved.items()):
-        return known
-    groups = (
-        replace(one, what=one.what._replace(line=moved.get(one.what.line, one.what.line)))
-        for one in known.groups
-    )
-    return replace(known, groups=tuple(groups))
 
 
 class _Remaining:
@@ -436,7 +422,3 @@ def _are_alike(was: _Hashed, now: _Hashed, there: Collection[tuple[str, tuple[in
     if was.what.line == now.what.line or was.what.dtype != now.what.dtype:
         return True
     return len(before) == len(after) and (len(before) < 2 or any(map(eq, before, after)))
-
-
-def _only(numbers: str, other: str | None) -> str:
-    return numbers if other is None else only_in(numbers, other)

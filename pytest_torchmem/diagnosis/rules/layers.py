@@ -313,11 +313,13 @@ def _of_change(
 ) -> Cause | None:
     """Return what layers of a pattern that changed alike explain."""
     numbers = change.numbers
-    if change.is_narrower or (change.is_of_rates and _calls_others(evidence, pattern)):
+    inside = evidence.of_module(pattern)
+    calls_others = not evidence.new_operators.isdisjoint(row.what.source for row in inside)
+    if change.is_narrower or (change.is_of_rates and calls_others):
         return None
     if pattern in larger and larger[pattern].are_given_more(numbers):
         return None  # what is before it makes more
-    own = [row for row in evidence.of_module(pattern) if _is_about(row, pattern, numbers)]
+    own = [row for row in inside if _is_about(row, pattern, numbers)]
     resized = [row for row in evidence.came(Role.PARAMETER) if row.is_resized]
     is_wider = change.layer.widths != change.was.widths or any(
         not change.is_of_torch or _is_about(row, pattern, numbers) for row in resized
@@ -336,12 +338,6 @@ def _of_change(
     found = cause(name, rows, module=module, **values)
     made = None if change.is_of_torch else _wrapped_at(evidence, pattern, change.layer)
     return found and (replace(found, origin=made) if made else placed_in(evidence, pattern, found))
-
-
-def _calls_others(evidence: Evidence, pattern: str) -> bool:
-    """Tell whether modules of a pattern call an operator that the forward did not call."""
-    new = {name for name, one in evidence.counts().items() if not one.before}
-    return any(row.what.source in new for row in evidence.of_module(pattern))
 
 
 def _wrapped_at(evidence: Evidence, pattern: str, layer: Layer) -> Origin | None:
@@ -411,13 +407,20 @@ def layer_gone(evidence: Evidence) -> Cause | None:
 @rule("new module", "{module} is {new}{instead}", sure=True)
 def new_module(evidence: Evidence) -> Cause | None:
     """A part of the model was not there before."""
-    best: Cause | None = None
+    best, counts = None, evidence.counts()
     for pattern, numbers in new_modules(evidence):
         rows = [row for row in evidence.came() if _is_in(row, pattern, numbers)]
         places = _places_of_more(evidence, pattern)
         places -= {row.place for row in evidence.came(*KEPT)}
         rows += [row for row in evidence.came() if row.place in places and row not in rows]
-        saved = [row for row in _saved_inputs(evidence, pattern) if row not in rows]
+        saved = [  # which is given to it, and was made as often before
+            row
+            for row in evidence.of_module(pattern)
+            if row.what.role == Role.SAVED
+            and not row.is_resized
+            and row.what.source not in counts
+            and row not in rows
+        ]
         instead = "" if numbers else _in_the_place_of(evidence, pattern)
         saves = total(saved) > total(rows)
         own = (one.what for one in evidence.alive.groups if within(pattern, one.what.module))
@@ -454,22 +457,11 @@ def _was_called_in_parts(evidence: Evidence, root: str) -> bool:
     return bool(parts) and parts <= inside
 
 
-def _saved_inputs(evidence: Evidence, pattern: str) -> list[Row]:
-    """Return what is saved that a new module is given, and was made as often before."""
-    return [
-        row
-        for row in evidence.of_module(pattern)
-        if row.what.role == Role.SAVED
-        and not row.is_resized
-        and row.what.source not in evidence.counts()
-    ]
-
-
 def _places_of_more(evidence: Evidence, pattern: str) -> set[tuple[str, str]]:
     """Return the places of operators called more often, in new modules or with their outputs."""
     found: set[tuple[str, str]] = set()
-    for name, one in evidence.counts().items():
-        places = [*evidence.ran.places(name)] if one.rose else []
+    for name in evidence.more_called:
+        places = [*evidence.ran.places(name)]
         modules = {place.module for place in places}
         if "" in modules:  # a loss of what a module makes
             modules |= evidence.makers_before(name)
@@ -529,9 +521,9 @@ def given_more(evidence: Evidence) -> Cause | None:
     module = evidence.module(first, shape.numbers)
     values = {"now": now, "before": given.before.text, "since": ""}
     placed = [row for row in own if within(first, row.what.module)]
-    counted = evidence.counted(made.operator) if made is not None else None
-    is_new = counted is not None and counted.rose
-    is_new = is_new or (made is not None and _made_otherwise(evidence, made, shape))
+    gone = evidence.gone(fold(made.module)[0], made.operator) if made is not None else ()
+    is_new = any(0 < prod(one.shape) < prod(shape.shape) for one in gone)  # made smaller there
+    is_new = is_new or (made is not None and evidence.rose(made.operator))
     origin = made if is_new else None  # else what it is given to
     if origin is None and not placed:
         caller = evidence.ran.called_from(first)
@@ -541,7 +533,7 @@ def given_more(evidence: Evidence) -> Cause | None:
     source = evidence.source_of(index, new[0]) if is_one else None
     if source is not None and source.origin != made:
         origin, values["since"] = source.origin, f": {source.origin.operator} makes {source.tensor}"
-    more = {name for name, one in evidence.counts().items() if one.rose}  # for other causes
+    more = evidence.more_called  # for other causes
     calm = [row for row in placed if row.what.source not in more]
     shown = shown_by(calm or placed or own or rows)
     if origin is None and (caller := evidence.ran.called_from(first, shown.what.line)):
@@ -586,12 +578,6 @@ def _index_of(evidence: Evidence, module: str, given: Sized) -> int:
         if read.shape == given.shape and not given.kind and read.kind is not Kind.PARAMETER:
             return index
     return -1
-
-
-def _made_otherwise(evidence: Evidence, made: Origin, given: Sized) -> bool:
-    """Tell whether an operator made something smaller at its place."""
-    gone = evidence.gone(fold(made.module)[0], made.operator)
-    return any(0 < prod(one.shape) < prod(given.shape) for one in gone)
 
 
 def _is_in(row: Row, pattern: str, numbers: str) -> bool:

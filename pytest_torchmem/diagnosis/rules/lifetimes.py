@@ -19,10 +19,7 @@ from pytest_torchmem.profile.facts import Calls, Topic
 from pytest_torchmem.profile.timeline import Kind, Origin, Phase, Role
 
 _FORWARD = ("forward_peak", "retained")
-
-
 _OF_GRAPHS = (Role.EARLIER, Role.HELD, Role.SAVED, Role.GRADIENT)
-
 _OF_MODELS = (Role.PARAMETER, Role.BUFFER, Role.GRADIENT, Role.GRADIENT_TEMPORARY)
 _OF_GRADIENTS = (Role.GRADIENT_TEMPORARY, Role.WORKSPACE)
 """What a backward through the graph of another takes for a moment."""
@@ -42,8 +39,7 @@ def graph_kept(evidence: Evidence) -> Cause | None:
         values = {"option": option, "line": line, "holder": holder}
         calls, were = _calls(now, option), _calls(before, option)
         known = before.get(option, Calls()).lines
-        moved = line not in map(evidence.moved_lines().get, known, known)
-        at = f" at {' and '.join(known)}" if moved else ""
+        at = f" at {' and '.join(known)}" if evidence.new_lines([line], known) else ""
         ran = f"runs {times(calls)}, and ran {times(were)}{at}: it keeps"
         news = ran if were else "is new, and keeps"
         return cause("graph kept", rows, news=news, **values)
@@ -73,9 +69,8 @@ def fewer_backwards(evidence: Evidence) -> Cause | None:
     called = [evidence.counted(row.what.source) for row in rows]
     if not 0 < now < before or any(one and one.fell for one in called):
         return None
-    known = {what[1:5] for what in evidence.known()}
-    if not any(row.what[1:5] in known for row in rows):  # as those of several graphs are
-        return None
+    if evidence.known_tensors.isdisjoint(row.what[1:5] for row in rows):
+        return None  # as those of several graphs are
     words = {"now": f"backward runs {times(now)}", "before": f"run {times(before)}"}
     lines = evidence.ran.called_as("backward")
     return cause("backwards", rows, None, lines[0] if len(lines) == 1 else None, **words)
@@ -144,11 +139,8 @@ def freed_after_the_backward(evidence: Evidence) -> Cause | None:
     alive, step = evidence.before.alive, "optimizer_peak"
     if alive is None or step not in alive.moments:
         return None
-    few = {
-        one.what[1:5]: one.counts.get(step, 0)
-        for one in alive.groups
-        if one.what.role == Role.GRADIENT
-    }
+    known = (one for one in alive.groups if one.what.role == Role.GRADIENT)
+    few = {one.what[1:5]: one.counts.get(step, 0) for one in known}
     rows = [
         row for row in _gradients(evidence) if few.get(row.what[1:5], row.count_now) < row.count_now
     ]
@@ -180,17 +172,12 @@ _RETAINED = "aten::clone"
 
 def _is_new_gradient(evidence: Evidence, row: Row) -> bool:
     """Tell whether nothing of this shape had a gradient: it is not one that is kept longer."""
-    known = [*evidence.known()]
-    if any(one[1:5] == row.what[1:5] for one in known):
+    if row.what[1:5] in evidence.known_tensors:
         return False
-    gradients = (one for one in known if one.role == Role.GRADIENT)
-    standing = (
-        group.what.shape
-        for group in evidence.alive.groups
-        if group.what.role in (Role.PARAMETER, Role.BUFFER)
-    )
-    shape = row.what.shape
-    return bool(shape) and shape not in {one.shape for one in gradients} | {*standing}
+    gradients = {one.shape for one in evidence.known() if one.role == Role.GRADIENT}
+    alive = (group.what for group in evidence.alive.groups)
+    standing = {one.shape for one in alive if one.role in (Role.PARAMETER, Role.BUFFER)}
+    return bool(row.what.shape) and row.what.shape not in gradients | standing
 
 
 @rule("earlier steps", "{made} still alive{holder}")
@@ -200,9 +187,8 @@ def earlier_steps(evidence: Evidence) -> Cause | None:
     in_step = any(row.what.module for row in rows)  # else it may have been made for all steps
     when = "of an earlier step" if in_step else "made before this step"
     made = f"tensors {when}{_counted(evidence, rows)} are"
-    new = {name for name, one in evidence.counts().items() if not one.before}
-    if rows and all(row.what.source in new for row in rows):  # no others of them were freed
-        when = "in an earlier step" if in_step else "before this step"
+    if rows and evidence.new_operators.issuperset(row.what.source for row in rows):
+        when = "in an earlier step" if in_step else "before this step"  # no others were freed
         made = f"{rows[0].what.source} is new, and what it made {when} is"
     if in_step and evidence.difference.moment == "backward_peak":  # which may go through it
         rows += evidence.came(Role.GRADIENT_TEMPORARY)
@@ -214,7 +200,7 @@ def left_at_end(evidence: Evidence) -> Cause | None:
     """What the step has made, and freed before its end: a model that something refers to."""
     if evidence.difference.moment != END:
         return None
-    known = {what[1:5] for what in evidence.known()}
+    known = evidence.known_tensors
     rows = [row for row in evidence.came() if row.before is None and row.what[1:5] in known]
     if not rows:
         return None
@@ -262,12 +248,16 @@ def _counted(evidence: Evidence, rows: list[Row]) -> str:
     """Return in words how many tensors like those of the first row are alive, and were, "" if none
     were: those of its role, or else all.
     """
-    for row in rows[:1]:
-        same, every = (evidence.count_alive(row, slice(start, 5)) for start in (0, 1))
-        if same.before:
-            return f" ({tensors(same.now, row.what)} alive, and {same.before} in the snapshot)"
-        if every.before:
-            return f" ({tensors(every.now, row.what)} in all, and {every.before} before)"
+    moment, sides = evidence.difference.moment, (evidence.known_groups, evidence.alive.groups)
+    kinds = ((slice(5), "alive", "in the snapshot"), (slice(1, 5), "in all", "before"))
+    for what in (row.what for row in rows[:1]):
+        for key, alive, then in kinds:
+            before, now = (
+                sum(one.counts.get(moment, 0) for one in side if one.what[key] == what[key])
+                for side in sides
+            )
+            if before:
+                return f" ({tensors(now, what)} {alive}, and {before} {then})"
     return ""
 
 
@@ -342,12 +332,12 @@ def saved_by_a_function(evidence: Evidence) -> Cause | None:
 @rule("lives longer", "{what}", last=True)
 def lives_longer(evidence: Evidence) -> Cause | None:
     """The forward called the same operators no more often, and what they made is freed later."""
-    anew = evidence.ran.places_of(n for n, one in evidence.counts().items() if not one.before)
+    anew = evidence.ran.places_of(evidence.new_operators)
     made = evidence.came(Role.SAVED, Role.ACTIVATION)
     rows = [row for row in made if _lives_longer(evidence, row) and row.place not in anew]
     if not rows or evidence.has_other_inputs or evidence.difference.moment == HOST:
         return None
-    known = {one[1:5] for one in evidence.known()}  # at another moment
+    known = evidence.known_tensors  # at another moment
     first = shown_by([row for row in rows if row.what[1:5] in known] or rows)
     count, holder = first.count_now - first.count_before, holder_of(evidence, [first])
     counted = evidence.counted(first.what.source)
@@ -365,8 +355,7 @@ def lives_longer(evidence: Evidence) -> Cause | None:
         if not is_known:  # what is freed at once is in no snapshot
             longer = f"{are} larger than before, or {are} freed later"
         reader = evidence.ran.last_reader(evidence.first(first))
-        counted = evidence.counted(reader.operator) if reader is not None else None
-        if reader is not None and counted is not None and counted.rose and not holder:
+        if reader is not None and evidence.rose(reader.operator) and not holder:
             start = f"{longer}," if is_known else verb
             them = "it" if count == 1 else "them"
             longer = f"{start} until {reader.operator} reads {them}"

@@ -1,5 +1,6 @@
 """Causes in which operators the forward calls: another attention, a cache, or what else is new."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from operator import eq
@@ -93,8 +94,9 @@ def _by_calls(evidence: Evidence) -> Cause | None:
     """Return that another kernel is called, where it grew what is beside it, such as a mask."""
     counts = evidence.counts()
     before = _fastest(name for name, one in counts.items() if one.fell)
-    operators = [name for name, one in counts.items() if name in _KERNELS and one.rose]
-    operators += [name for name in _SOFTMAX[:1] if name in counts and counts[name].rose]
+    more = evidence.more_called
+    operators = [name for name in more if name in _KERNELS]
+    operators += [name for name in _SOFTMAX[:1] if name in more]
     if not before or not operators:
         return None
     places = list(evidence.ran.places(operators[0]))
@@ -111,16 +113,6 @@ def _fastest(operators: Iterable[str]) -> str:
     """Return what the fastest kernel of attention among operators is called, "" without one."""
     kernels = {_KERNELS.get(name) for name in operators}
     return next((name for name in _ORDER if name in kernels), "")
-
-
-def is_of_mask(evidence: Evidence, one: Allocation) -> bool:
-    """Tell whether attention is given a tensor as its mask, or what was computed of it."""
-    masks = dict.fromkeys(evidence.ran.given_as(_MASK, _KERNELS))
-    return any(
-        evidence.ran.allocation(index) is one
-        for mask in masks
-        for index in (mask, *evidence.ran.ancestors(mask))
-    )
 
 
 def _reason(evidence: Evidence, line: str) -> str:
@@ -149,7 +141,7 @@ def cache_kept(evidence: Evidence) -> Cause | None:
     joined = evidence.counted("aten::cat")
     if joined is not None and not joined.rose:
         return None  # there was a cache before
-    alike = {(row.what.module, row.what.shape): 0 for row in rows}
+    alike = Counter[tuple[str, tuple[int, ...]]]()
     for row in rows:
         alike[row.what.module, row.what.shape] += row.count_now
     rows = [row for row in rows if alike[row.what.module, row.what.shape] % 2 == 0]
@@ -162,8 +154,8 @@ _GATHERS = "_c10d_functional::all_gather"
 @rule("gathered", "{module} gathers {tensor} from all ranks ({operator}), and {did}")
 def newly_gathered(evidence: Evidence) -> Cause | None:
     """What was in parts on the ranks is whole on each of them, and so is what is made of it."""
-    for name, one in evidence.counts().items():
-        made = evidence.ran.largest(name) if one.rose and name.startswith(_GATHERS) else None
+    for name, one in evidence.more_called.items():
+        made = evidence.ran.largest(name) if name.startswith(_GATHERS) else None
         if made is None:
             continue
         rows = [row for row in evidence.came() if prod(row.what.shape) == prod(made.shape)]
@@ -185,7 +177,7 @@ _ALLOCATE = ("aten::empty", "aten::empty_strided")
 def other_operators(evidence: Evidence) -> Cause | None:
     """The forward calls operators that it did not call, or calls them more often."""
     counts = evidence.counts()
-    more = {name: one for name, one in counts.items() if one.rose}
+    more = evidence.more_called
     rows = _rows_of(evidence, more)
     if not rows:
         return None
@@ -322,9 +314,8 @@ def _new_of_inputs(evidence: Evidence, row: Row) -> Allocation | None:
     """Return the input as large as an operator's output whose operator is called more often."""
     size = prod(row.what.shape)
     for read in evidence.ran.read(evidence.first(row)):
-        counted = evidence.counted(read.origin.operator)
         is_large = read.dtype and prod(read.shape) >= size and read.origin.line
-        if is_large and counted is not None and counted.rose:
+        if is_large and evidence.rose(read.origin.operator):
             return read
     return _first_expanded(evidence, row)
 
@@ -334,9 +325,8 @@ def _first_expanded(evidence: Evidence, row: Row) -> Allocation | None:
     for index in evidence.ran.ancestors(evidence.first(row)):
         one = evidence.ran.allocation(index)
         read = [prod(other.shape) for other in evidence.ran.read(index) if other.dtype]
-        counted = evidence.counted(one.origin.operator)
         is_expanded = one.dtype and one.origin.line and 0 < max(read, default=0) < prod(one.shape)
-        if is_expanded and counted is not None and counted.rose:
+        if is_expanded and evidence.rose(one.origin.operator):
             return one
     return None
 
@@ -353,7 +343,7 @@ def _given(evidence: Evidence, one: Allocation, row: Row) -> str:
 
 def _is_preceded(evidence: Evidence, order: int) -> bool:
     """Tell whether much was made before by operators that are called more often."""
-    more = {name for name, one in evidence.counts().items() if one.rose}
+    more = evidence.more_called
     made = (row for row in evidence.came(*MADE) if row.what.source in more)
     earlier = (row for row in made if evidence.order(row) < order)
     return total(earlier) > WEIGHTY * evidence.growth
@@ -455,7 +445,11 @@ def _largest(evidence: Evidence, names: Sequence[str]) -> Allocation | None:
 
 
 def _of_mask(evidence: Evidence, one: Allocation | None) -> str:
-    return ", for the mask of attention" if one is not None and is_of_mask(evidence, one) else ""
+    """Return in words that attention is given a tensor as its mask, or what is computed of it."""
+    masks = {*evidence.ran.given_as(_MASK, _KERNELS)} if one is not None else ()
+    indices = (index for mask in masks for index in (mask, *evidence.ran.ancestors(mask)))
+    is_of_mask = any(evidence.ran.allocation(index) is one for index in indices)
+    return ", for the mask of attention" if is_of_mask else ""
 
 
 def _calls(

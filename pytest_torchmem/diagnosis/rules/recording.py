@@ -1,7 +1,6 @@
 """Causes in what autograd records, and in how far a backward goes."""
 
-from collections.abc import Callable, Collection, Mapping
-from functools import partial
+from collections.abc import Collection, Iterable, Mapping
 
 from pytest_torchmem.diagnosis.causes import (
     CONVERTS,
@@ -11,6 +10,7 @@ from pytest_torchmem.diagnosis.causes import (
     Cause,
     Counted,
     Evidence,
+    called_at,
     cause,
     largest,
     placed_in,
@@ -28,9 +28,8 @@ from pytest_torchmem.diagnosis.rules.operators import short_names
 from pytest_torchmem.profile.facts import IN_MODE, NO_BACKWARD, Calls, Topic
 from pytest_torchmem.profile.module_paths import common_parent, fold, prefixes, unfold
 from pytest_torchmem.profile.timeline import Origin, Phase, Role
-from pytest_torchmem.snapshots.alive import What
+from pytest_torchmem.snapshots.alive import Group
 
-_MOST_LINES = 3
 _RECOMPUTED = ("recomputed", "recomputed in part")
 
 
@@ -43,9 +42,8 @@ def _called_at(evidence: Evidence, module: str) -> tuple[str, Origin | None]:
     under = calls.get(IN_MODE.format("no_grad", module), Calls()).lines
     if under and files[0] == files[1]:  # the same calls, in their order
         lines = tuple(line for line, was in zip(lines, known, strict=True) if was in under)
-    if len(lines) == 1:
-        return "", Origin(Phase.FORWARD, module, "", *lines)
-    return f": called at {' and '.join(lines)}" if 1 < len(lines) <= _MOST_LINES else "", None
+    at, place = called_at(module, lines)
+    return at and f": called {at}", place
 
 
 @rule(
@@ -63,7 +61,8 @@ def runs_with_gradients(evidence: Evidence) -> Cause | None:
         lines, call = _called_at(evidence, change.name)
         rows, origin = evidence.of_module(change.name), None
         if not rows:
-            rows, origin = _another_forward(evidence, partial(_is_in, change.name))
+            own = (one for one in evidence.alive.groups if within(change.name, one.what.module))
+            rows, origin = _another_forward(evidence, own)
         kept = kept_by(evidence, rows).partition(f", kept by {GRAPH}")[2]
         kept = f"; {kept} keeps its graph" if kept else ""
         words = {"module": module, "lines": lines, "kept": kept}
@@ -79,7 +78,7 @@ def mode_of_some_calls(evidence: Evidence) -> Cause | None:
         mode, is_of, module = name.rpartition(", of ")
         if is_of and any(f"under {one.text}" == mode for one in modes.get(module, ())):
             lines = [line for line in now[module].lines if line not in now[name].lines]
-            origin = Origin(Phase.FORWARD, module, "", *lines) if len(lines) == 1 else None
+            _, origin = called_at(module, lines)
             words = {"some": str(now[name].number), "all": str(now[module].number), "mode": mode}
             rows = evidence.of_module(module)
             return cause("mode of calls", rows, None, origin, module=module, **words)
@@ -102,20 +101,12 @@ def more_calls_in_eval_mode(evidence: Evidence) -> Cause | None:
     return None
 
 
-def _is_in(module: str, what: What) -> bool:
-    return within(module, what.module)
-
-
 def _another_forward(
-    evidence: Evidence, is_own: Callable[[What], bool]
+    evidence: Evidence, groups: Iterable[Group]
 ) -> tuple[list[Row], Origin | None]:
     """Return all that came, and the largest that another forward keeps, if that is much."""
     moment = evidence.difference.moment
-    kept = [
-        group
-        for group in evidence.alive.groups
-        if group.what.role in MADE and group.nbytes(moment) and is_own(group.what)
-    ]
+    kept = [one for one in groups if one.what.role in MADE and one.nbytes(moment)]
     if not kept or sum(group.nbytes(moment) for group in kept) < WEIGHTY * evidence.growth:
         return [], None
     first = max(kept, key=lambda group: group.nbytes(moment)).what
@@ -157,21 +148,21 @@ def _trained_parts(evidence: Evidence, module: str) -> list[str]:
         return [module]
     depth = module.count(".") + 1
     found = []
-    for group in evidence.alive.groups:
+    for group in _gradients_in(evidence, module):
         own = group.what.module.split(".")
-        if group.what.role == Role.GRADIENT and within(module, group.what.module):
-            below = depth + 1 + ("*" in own[depth + 1 : depth + 2])
-            found.append(".".join(unfold(group.what.module, group.numbers).split(".")[:below]))
+        below = depth + 1 + ("*" in own[depth + 1 : depth + 2])
+        found.append(".".join(unfold(group.what.module, group.numbers).split(".")[:below]))
     return found or [module]
+
+
+def _gradients_in(evidence: Evidence, module: str) -> list[Group]:
+    groups = (one for one in evidence.alive.groups if one.what.role == Role.GRADIENT)
+    return [one for one in groups if within(module, one.what.module)]
 
 
 def _only_new_are_trained(evidence: Evidence, module: str) -> bool:
     """Tell whether all that has gradients in a module is in new modules, such as adapters."""
-    trained = [
-        group.what.module
-        for group in evidence.alive.groups
-        if group.what.role == Role.GRADIENT and within(module, group.what.module)
-    ]
+    trained = [group.what.module for group in _gradients_in(evidence, module)]
     new = [pattern for pattern, _ in new_modules(evidence)]
     return bool(trained) and all(any(within(one, path) for one in new) for path in trained)
 
@@ -183,7 +174,7 @@ def backward_reaches(evidence: Evidence) -> Cause | None:
         return None  # which says the same, and why
     lost = [(change.name, one.numbers) for change, one in setup.lost_modes(evidence, NO_BACKWARD)]
     own = [*dict.fromkeys(row for name, _ in lost for row in evidence.of_module(name))]
-    anew = {name for name, one in evidence.counts().items() if not one.before}
+    anew = evidence.new_operators
     if any(row.what.role in MADE and row.what.source in anew for row in own):
         return None  # what the module calls now has another backward
     rows = [*dict.fromkeys([*own, *(evidence.came(*OF_BACKWARD) if lost else ())])]
@@ -208,7 +199,8 @@ def newly_recorded(evidence: Evidence) -> Cause | None:
     rows = _rows_of(evidence, lost)
     origin = None
     if total(rows) < WEIGHTY * evidence.growth:
-        rows, origin = _another_forward(evidence, lambda what: what.source in lost)
+        own = (one for one in evidence.alive.groups if one.what.source in lost)
+        rows, origin = _another_forward(evidence, own)
     has_others = evidence.about(Topic.FROZEN) or evidence.about(Topic.TIED) or is_given
     why = "" if has_others or new_gradient(evidence) else _GONE
     made = [row for row in rows if row.what.role in MADE] if origin is None else []
@@ -239,11 +231,9 @@ def _recorded_elsewhere(
 
 def _is_said(evidence: Evidence) -> bool:
     """Tell whether it is known already why autograd records more."""
-    known = no_longer_frozen(evidence) or runs_with_gradients(evidence)
-    known = known or setup.checkpointing_lost(
-        evidence
-    )  # which may have run its forward under no_grad
-    return known is not None or any(True for _ in new_modules(evidence))
+    # A checkpoint may have run its forward under no_grad.
+    rules = (no_longer_frozen, runs_with_gradients, setup.checkpointing_lost)
+    return any(find(evidence) for find in rules) or any(new_modules(evidence))
 
 
 def _rows_of(evidence: Evidence, operators: Collection[str]) -> list[Row]:

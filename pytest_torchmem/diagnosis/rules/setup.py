@@ -12,8 +12,8 @@ from pytest_torchmem.diagnosis.causes import (
     Cause,
     Evidence,
     Told,
+    called_at,
     cause,
-    everything,
     fact_rule,
     largest,
     placed_in,
@@ -46,7 +46,7 @@ from pytest_torchmem.profile.facts import (
     parts_of,
 )
 from pytest_torchmem.profile.module_paths import ALL, common_parent, fold, prefixes, read_numbers
-from pytest_torchmem.profile.timeline import Allocation, Kind, Origin, Phase, Role
+from pytest_torchmem.profile.timeline import Allocation, Kind, Role
 
 OF_TRAINING = (Role.GRADIENT, Role.OPTIMIZER_STATE, Role.OPTIMIZER_TEMPORARY)
 _DECIDES = {
@@ -69,20 +69,18 @@ def _otherwise(absent: str) -> Told:
 
 def _lost(name: str) -> Told:
     """Return the modes of a name that modules had and have no more."""
+    return lambda change: (one._asdict() for one in _lost_of(change, name))
 
-    def told(change: FactChange) -> Values:
-        for one in lacking(change.before, change.now):
-            if one.name == name:
-                yield {"numbers": one.numbers, "detail": one.detail}
 
-    return told
+def _lost_of(change: FactChange, name: str) -> list[InMode]:
+    return [one for one in lacking(change.before, change.now) if one.name == name]
 
 
 def _autocast_left(change: FactChange) -> Values:
     kept = {one.detail.removesuffix(UNCACHED) for one in change.now if one.name == AUTOCAST}
-    for values in _lost(AUTOCAST)(change):
-        if values["detail"] != "off" and values["detail"].removesuffix(UNCACHED) not in kept:
-            yield dict(values)
+    for one in _lost_of(change, AUTOCAST):
+        if one.detail != "off" and one.detail.removesuffix(UNCACHED) not in kept:
+            yield one._asdict()
     for one in new_in(change.now, change.before):
         if (one.name, one.detail) == (AUTOCAST, "off"):
             yield {"numbers": one.numbers, "detail": "it"}
@@ -90,21 +88,21 @@ def _autocast_left(change: FactChange) -> Values:
 
 def _uncached(change: FactChange) -> Values:
     now = [one.detail for one in change.now if one.name == AUTOCAST]
-    for values in _lost(AUTOCAST)(change):
-        was = values["detail"]
-        if was + UNCACHED in now:
-            how = "anew in each call (cache_enabled=False)"
-            yield {**values, "casts": "casts", "how": how}
-        elif was.endswith(UNCACHED) and was.removesuffix(UNCACHED) in now:
-            how = "until its region ends (cache_enabled=True)"
-            yield {**values, "casts": "keeps its casts of", "how": how}
+    for one in _lost_of(change, AUTOCAST):
+        if one.detail + UNCACHED in now:
+            casts, how = "casts", "anew in each call (cache_enabled=False)"
+        elif one.detail.endswith(UNCACHED) and one.detail.removesuffix(UNCACHED) in now:
+            casts, how = "keeps its casts of", "until its region ends (cache_enabled=True)"
+        else:
+            continue
+        yield {"numbers": one.numbers, "casts": casts, "how": how}
 
 
 def _called_in_more(change: FactChange) -> Values:
     now = next((one.detail for one in change.now if one.name == IN_PART), "")
-    for values in _lost(IN_PART)(change):
-        if _share(now) > _share(values["detail"]):
-            yield {**values, "now": f"{now} calls" if now else "each call"}
+    for one in _lost_of(change, IN_PART):
+        if _share(now) > _share(one.detail):
+            yield {**one._asdict(), "now": f"{now} calls" if now else "each call"}
 
 
 def _share(detail: str) -> float:
@@ -120,45 +118,40 @@ def _reentrant(change: FactChange) -> Values:
         yield {"numbers": same[0].numbers, "now": str(now), "before": str(before)}
 
 
-def _parts(change: FactChange) -> tuple[list[str], list[str]]:
+def _parts(change: FactChange, most: int | None = None) -> tuple[str, str]:
     """Return what came and what went of a list, or of settings."""
     sides = (parts_of(one) if isinstance(one, dict) else one for one in (change.before, change.now))
     before, now = sides
-    return [one for one in now if one not in before], [one for one in before if one not in now]
+    came = [one for one in now if one not in before]
+    gone = [one for one in before if one not in now]
+    return ", ".join(came[:most]), ", ".join(gone[:most])
 
 
 def _settings(change: FactChange) -> Values:
     came, gone = _parts(change)
-    yield {"now": ", ".join(came) or "nothing of that", "before": ", ".join(gone) or "not"}
+    yield {"now": came or "nothing of that", "before": gone or "not"}
 
 
 def _state(change: FactChange) -> Values:
-    came, gone = (", ".join(parts) for parts in _parts(change))
+    came, gone = _parts(change)
     if came:
         has = "has" if gone or not change.before else "also has"
         yield {"has": has, "came": came, "before": f", and had {gone}" if gone else ""}
 
 
-def _other_parts(verb: str, *, also_new: bool = False) -> Told:
-    """Return what is passed or said otherwise, a few of it."""
-
-    def told(change: FactChange) -> Values:
-        came, gone = (", ".join(parts[:_MOST_SHOWN]) for parts in _parts(change))
-        if change.now and (change.before or also_new) and (came or gone):
-            was = f", and {verb} {gone}" if came and gone else ""
-            yield {"now": came or f"no {gone}", "before": was}
-
-    return told
+def _other_parts(change: FactChange, verb: str) -> Values:
+    """Yield what is passed or said otherwise, a few of it."""
+    came, gone = _parts(change, _MOST_SHOWN)
+    if change.now and (came or gone):
+        was = f", and {verb} {gone}" if came and gone else ""
+        yield {"now": came or f"no {gone}", "before": was}
 
 
 def _by_setting(evidence: Evidence, change: FactChange) -> Iterable[Row]:
-    if change.name.startswith("torch.compile") and evidence.one_compiles:
+    graphs = [bool(of(Topic.COMPILED)) for of in (evidence.then, evidence.present)]
+    if change.name.startswith("torch.compile") and graphs[0] is not graphs[1]:
         return ()  # that it compiles, or no longer does, is to blame
     return evidence.came(*next((own for part, own in _DECIDES.items() if part in change.name), ()))
-
-
-def _casts(evidence: Evidence, change: FactChange) -> Iterable[Row]:
-    return (row for row in evidence.of_module(change.name) if row.what.source == CONVERTS)
 
 
 def _of_modules_not_thawed(evidence: Evidence, change: FactChange) -> Iterable[Row]:
@@ -168,20 +161,12 @@ def _of_modules_not_thawed(evidence: Evidence, change: FactChange) -> Iterable[R
     return () if is_thawed else evidence.of_module(own)
 
 
-def _of_same_optimizer(evidence: Evidence, change: FactChange) -> Iterable[Row]:
-    is_another = bool(evidence.about(Topic.OPTIMIZERS))  # which is to blame
-    return () if is_another else evidence.came(*_OF_OPTIMIZER)
-
-
-def _inside(evidence: Evidence, change: FactChange) -> Iterable[Row]:
-    return (row for row in evidence.came() if within(change.name, row.what.module))
-
-
 def _inside_or_all(evidence: Evidence, change: FactChange) -> Iterable[Row]:
     """Return what is in a module, where the snapshot has layers; everything, if that is nothing."""
     if Topic.LAYERS not in evidence.before.facts:
         return ()
-    return [*_inside(evidence, change)] or evidence.came()
+    inside = [row for row in evidence.came() if within(change.name, row.what.module)]
+    return inside or evidence.came()
 
 
 fact_rule(
@@ -199,7 +184,9 @@ fact_rule(
     "autocast {casts} the parameters of {module} {how}",
     Topic.MODES,
     _uncached,
-    _casts,
+    lambda evidence, change: (
+        row for row in evidence.of_module(change.name) if row.what.source == CONVERTS
+    ),
 )
 fact_rule(
     "training mode",
@@ -234,8 +221,7 @@ def compiled_otherwise(evidence: Evidence) -> Cause | None:
     change = "compiles nothing more" if before.number else "is new"
     if before.number and now.number:
         known, breaks = (side.get("breaks", Calls()).lines for side in sides)
-        moved = evidence.moved_lines()
-        new = [line for line in breaks if line not in {moved.get(one, one) for one in known}]
+        new = evidence.new_lines(breaks, known)
         change = f"makes {now.number} graphs, and made {before.number}"
         at = f": a graph breaks at {some(new)}" if new else at
     return cause("compiled", evidence.came(), at=at, change=change)
@@ -246,18 +232,22 @@ fact_rule(
     "{name} is {now}, and was {before}",
     Topic.FORMATS,
     _otherwise("contiguous"),
-    everything,
+    lambda evidence, _: evidence.came(),
     sure=False,
 )
 fact_rule(
-    "state", "the state of {name} {has} {came}{before}", Topic.STATES, _state, _of_same_optimizer
+    "state",
+    "the state of {name} {has} {came}{before}",
+    Topic.STATES,
+    _state,
+    lambda evidence, _: () if evidence.about(Topic.OPTIMIZERS) else evidence.came(*_OF_OPTIMIZER),
 )
 fact_rule("settings", "{name} has {now}, and had {before}", Topic.MODULES, _settings)
 fact_rule(
     "arguments",
     "{module} is called with {now}{before}",
     Topic.ARGUMENTS,
-    _other_parts("was with", also_new=True),
+    lambda change: _other_parts(change, "was with"),
     _inside_or_all,
     sure=False,
 )
@@ -265,7 +255,7 @@ fact_rule(
     "configuration",
     "{module} has {now}{before}",
     Topic.CONFIGURATION,
-    _other_parts("had"),
+    lambda change: _other_parts(change, "had") if change.before else (),
     _inside_or_all,
     sure=False,
 )
@@ -279,15 +269,12 @@ def called_more_often(evidence: Evidence) -> Cause | None:
         # Of a module in another one, a single call is no fact.
         was = 1 if change.name in evidence.then(Topic.LAYERS) else 0
         before, now = change.before.number or was, change.now.number
-        lines = change.now.lines
-        known = {evidence.moved_lines().get(line, line) for line in change.before.lines}
-        new = [line for line in lines if line not in known] if known else []
+        lines, known = change.now.lines, change.before.lines
+        new = evidence.new_lines(lines, known) if known else []
         one = new if len(new) == 1 else lines or [evidence.ran.called_from(change.name)]
-        origin = Origin(Phase.FORWARD, change.name, "", *one) if len(one) == 1 and one[0] else None
-        is_told = origin is None and 1 < len(lines) <= _MOST_SHOWN
-        at = f": at {' and '.join(lines)}" if is_told else ""
+        at, origin = called_at(change.name, [*filter(None, one)])
         rows = evidence.of_module(change.name) if 0 < before < now else []
-        words = {"now": times(now), "before": times(before), "lines": at}
+        words = {"now": times(now), "before": times(before), "lines": at and f": {at}"}
         module = evidence.short(change.name)
         found.append(cause("called", rows, None, origin, module=module, **words))
     return largest(found)
@@ -336,7 +323,9 @@ def inputs_changed(evidence: Evidence) -> Cause | None:
         return None
     others = f"{len(changed) - 1} more input{'s' if changed[2:] else ''}"
     more = f", and {others}" if changed[1:] else ""
-    fewer = _fewer_calls(evidence, changed[0].name)
+    calls = _calls_of(evidence, changed[0].name)
+    before, now = next((one for one in calls if 0 < one[1] < one[0]), (0, 0))  # more at once
+    fewer = f", in {now} {'call' if now == 1 else 'calls'} instead of {before}" if now else ""
     text = _step_of_input(changed[0]) + more + fewer
     retyped = any(_types(one.before) != _types(one.now) for one in changed)
     new_shapes = [one for one in changed[0].now if one not in changed[0].before]
@@ -348,7 +337,7 @@ def inputs_changed(evidence: Evidence) -> Cause | None:
     lines = evidence.present(Topic.CALLS).get(module, Calls()).lines
     if fewer or origin is None:
         made = None if fewer else evidence.ran.only_maker(changed[0].now[-1])
-        origin = Origin(Phase.FORWARD, module, "", *lines) if len(lines) == 1 else made
+        origin = called_at(module, lines)[1] or made
     rows = evidence.came() if retyped else evidence.of_sizes()
     # What was there before the input is not made of it.
     made_by = (*MADE, *KEPT)
@@ -372,7 +361,7 @@ def _can_explain(evidence: Evidence, changes: Iterable[FactChange]) -> bool:
             return True  # another type
         before, after = ([prod(one.shape) for one in side] for side in change[2:])
         pairs = [(max(before), max(after)), *zip(before, after, strict=False)]
-        if not any(change.name.endswith(f" of {one.name}") for one in evidence.about(Topic.CALLS)):
+        if not _calls_of(evidence, change.name):
             pairs += [(size, max(after)) for size in before if size not in after]
         grown = max(grown, *(now / max(was, 1) for was, now in pairs))
     return evidence.can_explain(grown)
@@ -388,19 +377,14 @@ def _is_made_by_itself(evidence: Evidence, change: FactChange) -> bool:
 
 def _is_called_anew(evidence: Evidence, change: FactChange) -> bool:
     """Tell whether a module is called as before, and with other inputs in further calls."""
-    calls = (one for one in evidence.about(Topic.CALLS) if change.name.endswith(f" of {one.name}"))
-    return {*change.before} < {*change.now} and any(
-        0 < one.before.number < one.now.number for one in calls
-    )
+    is_called_more = any(0 < before < now for before, now in _calls_of(evidence, change.name))
+    return is_called_more and {*change.before} < {*change.now}
 
 
-def _fewer_calls(evidence: Evidence, name: str) -> str:
-    """Return in words that the module of an input is called less often, with more at once."""
-    for change in evidence.about(Topic.CALLS):
-        before, now = change.before.number, change.now.number
-        if name.endswith(f" of {change.name}") and 0 < now < before:
-            return f", in {now} {'call' if now == 1 else 'calls'} instead of {before}"
-    return ""
+def _calls_of(evidence: Evidence, name: str) -> list[tuple[int, int]]:
+    """Return how often the module of an input was called and is, if that is another number."""
+    calls = (one for one in evidence.about(Topic.CALLS) if name.endswith(f" of {one.name}"))
+    return [(one.before.number, one.now.number) for one in calls]
 
 
 def _step_of_input(change: FactChange) -> str:
@@ -470,9 +454,10 @@ def checkpointing_lost(evidence: Evidence) -> Cause | None:
         for change, one in lost_modes(evidence, word):
             if one not in change.before or one[:-1] not in [other[:-1] for other in change.now]:
                 lost[change.name] = one.numbers
-    lost = {
-        name: numbers for name, numbers in lost.items() if not _is_in_checkpoint(evidence, name)
-    }
+    modes = evidence.present(Topic.MODES)
+    recomputed = {name for name in modes if _is_in("recomputed", modes[name])}
+    # Where a module around one is recomputed as a whole, it is as well.
+    lost = {one: lost[one] for one in lost if recomputed.isdisjoint(prefixes(one)[:-1])}
     if not lost:
         return None
     place = common_parent(lost)  # of a function, a checkpoint shows what it calls
@@ -530,13 +515,6 @@ def _has_others(evidence: Evidence, place: str, modules: Iterable[str]) -> bool:
     return any(not any(within(one, path) for one in modules) for path in inside)
 
 
-def _is_in_checkpoint(evidence: Evidence, name: str) -> bool:
-    """Tell whether a module around this one is recomputed as a whole now."""
-    modes = evidence.present(Topic.MODES)
-    around = prefixes(name)[:-1]
-    return any(_is_in("recomputed", modes[path]) for path in around if path in modes)
-
-
 @rule("tied", "{parameter} is no longer tied to {other}", sure=True)
 def untied(evidence: Evidence) -> Cause | None:
     """Two parameters that were one are two."""
@@ -566,7 +544,7 @@ def another_optimizer(evidence: Evidence) -> Cause | None:
     rows = evidence.came(*_OF_OPTIMIZER)
     same = [one for one in changed if one.before and one.now and one.before[0] == one.now[0]]
     for one in same:  # implemented as it was
-        for said in _other_parts("had")(one):
+        for said in _other_parts(one, "had"):
             return cause("optimizer", rows, change=f"{one.name} has {said['now']}{said['before']}")
     before = ", ".join(f"{one.name} ({', '.join(one.before)})" for one in changed if one.before)
     now = ", ".join(f"{one.name} ({', '.join(one.now)})" for one in changed if one.now)
@@ -597,16 +575,11 @@ def _is_written_anew(evidence: Evidence, row: Row) -> bool:
     """Tell whether a row's module or line calls operators that nothing called before."""
     own = row.what.source.partition(".")[0]
     in_place = {change.name.removesuffix("_") for change in evidence.about(Topic.IN_PLACE)}
-    new = (
-        name
-        for name, one in evidence.counts().items()
-        if not one.before and name.partition(".")[0] not in in_place
-    )
     return any(
         fold(origin.module)[0] == row.what.module
         and (origin.module or origin.line == row.what.line)
-        for name in new
-        if name.partition(".")[0] != own
+        for name in evidence.new_operators
+        if name.partition(".")[0] not in {own, *in_place}
         for origin in evidence.ran.places(name)
     )
 
@@ -779,10 +752,11 @@ def parameters_twice(evidence: Evidence) -> Cause | None:
 
 def _is_one_more_of(evidence: Evidence, row: Row) -> bool:
     """Tell whether as much was there before in all modules of these numbers: of another model."""
-    own = {one.numbers for one in evidence.known_groups if one.what[1:5] == row.what[1:5]}
-    return bool(own) and own == {
-        one.numbers for one in evidence.alive.groups if one.what[1:5] == row.what[1:5]
-    }
+    before, now = (
+        {one.numbers for one in side if one.what[1:5] == row.what[1:5]}
+        for side in (evidence.known_groups, evidence.alive.groups)
+    )
+    return bool(before) and before == now
 
 
 def _is_in_known(row: Row, layers: Mapping[str, tuple[Layer, ...]]) -> bool:
@@ -811,9 +785,8 @@ def another_torch(evidence: Evidence) -> Cause | None:
 def lost_modes(evidence: Evidence, name: str) -> Iterator[tuple[FactChange, InMode]]:
     """Yield the modes of a name that modules had and have no more, with the numbers of those."""
     for change in evidence.about(Topic.MODES):
-        for one in lacking(change.before, change.now):
-            if one.name == name:
-                yield change, one
+        for one in _lost_of(change, name):
+            yield change, one
 
 
 def _is_in(name: str, modes: Iterable[InMode]) -> bool:

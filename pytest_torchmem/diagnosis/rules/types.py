@@ -45,18 +45,14 @@ def broadcast(evidence: Evidence) -> Cause | None:
         what = row.what
         for origin, shapes in places.get(row.place, ()):
             made = shapes.rpartition(" made ")[2]
-            if not _is_made(what, made) or _was_broadcast(evidence, what, shapes):
+            # A kernel's temporary is as large as what broadcasting made.
+            same = what.shape == _sizes(made) if what.dtype else what.nbytes >= prod(_sizes(made))
+            if not same or _was_broadcast(evidence, what, shapes):
                 continue
             alike = [one for one in evidence.came() if str(list(one.what.shape)) == made]
             rows = [row, *(one for one in alike if one is not row)]
             return cause("broadcast", rows, row, origin, shapes=shapes)
     return None
-
-
-def _is_made(what: What, made: str) -> bool:
-    """Tell whether memory is what broadcasting made, or a kernel's temporary as large."""
-    shape = _sizes(made)
-    return what.shape == shape if what.dtype else what.nbytes >= prod(shape)
 
 
 def _was_broadcast(evidence: Evidence, what: What, shapes: str) -> bool:
@@ -74,7 +70,8 @@ def _was_broadcast(evidence: Evidence, what: What, shapes: str) -> bool:
     known = [*evidence.known()]
     if any((one.module, one.shape) == (what.module, shape) for one in known):
         return True
-    if known and max(shape) not in _sizes_before(evidence, known):
+    given = (one for geometries in evidence.then(Topic.INPUTS).values() for one in geometries)
+    if known and not any(max(shape) in one.shape for one in (*given, *known)):
         return True  # its vectors are longer than anything was, and were broadcast as well
     sides = (of(Topic.OPERATORS).get(what.source) for of in (evidence.then, evidence.present))
     then, now = ((one.called, one.largest) if one else () for one in sides)
@@ -86,12 +83,6 @@ def _was_broadcast(evidence: Evidence, what: What, shapes: str) -> bool:
     return any(
         not any(a == 1 < b for a, b in zip(one, shape, strict=True)) for one in alike
     ) or any(not met - own and not (spread - own).keys() & own.keys() for own in fewer)
-
-
-def _sizes_before(evidence: Evidence, known: Iterable[What]) -> set[int]:
-    inputs = evidence.then(Topic.INPUTS).values()
-    given = (one.shape for geometries in inputs for one in geometries)
-    return {size for shape in (*given, *(one.shape for one in known)) for size in shape}
 
 
 def _sizes(made: str) -> tuple[int, ...]:
@@ -175,18 +166,13 @@ def autocast_cache(evidence: Evidence) -> Cause | None:
     modes = evidence.present(Topic.MODES).values()
     if not any(one.name == AUTOCAST for own in modes for one in own):
         return None
-    rows = [row for row in evidence.came(*KEPT) if _is_cast_parameter(evidence, row)]
+    cast = (row for row in evidence.came(*KEPT) if row.what.source == CONVERTS)
+    read = ((row, evidence.ran.read(evidence.first(row))) for row in cast)
+    rows = [row for row, own in read if own and own[0].kind is Kind.PARAMETER]
     first = max(rows, key=lambda row: row.change, default=None)
     if first is None:
         return None
     return cause("autocast cache", rows, copies=f"{first.what.dtype} copies of parameters")
-
-
-def _is_cast_parameter(evidence: Evidence, row: Row) -> bool:
-    if row.what.source != CONVERTS:
-        return False
-    read = evidence.ran.read(evidence.first(row))
-    return bool(read) and read[0].kind is Kind.PARAMETER
 
 
 @rule("type", "{before} became {now}{where}")
@@ -248,7 +234,7 @@ def _of_wider_parameter(evidence: Evidence) -> Cause | None:
 def is_known(evidence: Evidence, one: Allocation) -> bool:
     """Tell whether the snapshot has the same of the same operator."""
     same = (fold(one.origin.module)[0], one.origin.operator, one.dtype, one.shape)
-    return any(what[1:5] == same for what in evidence.known())
+    return same in evidence.known_tensors
 
 
 def _converted_before(evidence: Evidence, operator: str) -> bool:
@@ -267,11 +253,10 @@ def _of_conversion(evidence: Evidence) -> Cause | None:
             continue
         index = evidence.ran.first_of_type(index)
         made, was = evidence.ran.allocation(index), next(iter(evidence.ran.read(index)), None)
-        converted = evidence.counted(made.origin.operator)
         is_converted = made.origin.operator.partition(".")[0] == _COPIES[0]
         if was is None or not is_converted or made.shape != was.shape or made.nbytes <= was.nbytes:
             continue
-        if converted is not None and converted.rose:
+        if evidence.rose(made.origin.operator):
             rows = [one for one in evidence.came() if one.place == row.place]
             source = made.origin.operator
             words = {"before": was.dtype, "now": made.dtype, "where": f", beginning with {source}"}
@@ -302,7 +287,13 @@ def kept_twice(evidence: Evidence) -> Cause | None:
         copied = evidence.ran.original_of(evidence.first(row), _COPIES)
         if copied is None or _is_new(evidence, copied) or _is_for_wider(evidence, row, copied):
             continue  # who makes what is copied, or what asks for the type, is nearer to the cause
-        rows = [one for one in evidence.came() if _is_of_copy(one, row)]
+        size, place = prod(row.what.shape), (row.what.module, row.what.dtype)
+        rows = [  # and what was computed of it and was not there before
+            one
+            for one in evidence.came()
+            if one is row
+            or (prod(one.what.shape) == size and (one.what.module, one.what.dtype) == place)
+        ]
         values = {"original": called(evidence, copied), "does": _does(row, copied)}
         values |= {"operator": source, "kept": kept_by(evidence, [row])}
         gone = (one for one in evidence.known() if _is_gone_output(evidence, one, copied))
@@ -328,8 +319,7 @@ def _is_new(evidence: Evidence, one: Allocation) -> bool:
     if any(row.what.source != made.operator and 2 * row.what.nbytes > one.nbytes for row in gone):
         return False  # in the place of what another operator made
     called_by = evidence.ran.caller(one) or made.operator
-    counted = evidence.counted(called_by) if one.kind not in _STANDING_KINDS else None
-    return counted is not None and counted.rose
+    return one.kind not in _STANDING_KINDS and evidence.rose(called_by)
 
 
 def _is_for_wider(evidence: Evidence, row: Row, copied: Allocation) -> bool:
@@ -348,12 +338,6 @@ def _is_for_wider(evidence: Evidence, row: Row, copied: Allocation) -> bool:
         and (within(own, one.what.module) or within(one.what.module, own))
         for one in evidence.came(Role.PARAMETER)
     )
-
-
-def _is_of_copy(row: Row, copy: Row) -> bool:
-    """Tell whether a row is the copy, or what was computed of it and was not there before."""
-    same = prod(row.what.shape) == prod(copy.what.shape) and row.what.dtype == copy.what.dtype
-    return row is copy or (same and row.what.module == copy.what.module)
 
 
 def _does(row: Row, original: Allocation) -> str:
