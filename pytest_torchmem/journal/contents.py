@@ -298,7 +298,9 @@ class Reached:
             return
         variables = function.__globals__
         for code in codes_of(function.__code__):
-            if written := written_by(code):
+            if not _STORES.isdisjoint(code.co_code[::2]):
+                stores = (one for one in get_instructions(code) if one.opcode in _STORES)
+                written = [str(one.argval) for one in stores]
                 self.holders.append((names_of_globals(variables, written), Scope.GLOBAL))
             named = (name for name in code.co_names if name in variables)
             self._waiting[Scope.GLOBAL] += map(variables.__getitem__, named)
@@ -404,13 +406,6 @@ def codes_of(code: types.CodeType) -> Iterator[types.CodeType]:
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from codes_of(constant)
-
-
-def written_by(code: types.CodeType) -> list[str]:
-    """Return the global variables that a function binds."""
-    if _STORES.isdisjoint(code.co_code[::2]):
-        return []
-    return [str(one.argval) for one in get_instructions(code) if one.opcode in _STORES]
 
 
 _HOLD_NOTHING = (*PLAIN, *FUNCTIONS)

@@ -52,7 +52,6 @@ _CLONE = private_name_if_imported("torch._dynamo.convert_frame.ConvertFrame._clo
 _convert_frame = private_if_imported("torch._dynamo.convert_frame")
 _variable_builder = private_if_imported("torch._dynamo.variables.builder.VariableBuilder")
 _tracer = private_if_imported("torch._dynamo.output_graph.SubgraphTracer")
-_CREATE = "create_proxy"
 _FUNCTIONS = "torch._dynamo.variables.torch.TorchInGraphFunctionVariable"
 _function_variable = private_if_imported(_FUNCTIONS)
 _HANDLERS = private_name_if_imported(f"{_FUNCTIONS}._get_handlers")
@@ -64,8 +63,6 @@ _engine_operators = private_if_imported("torch._dynamo.compiled_autograd.Op")
 _set_strategy = private("torch._C._dynamo.eval_frame.set_code_exec_strategy")
 _strategy = private("torch._C._dynamo.eval_frame._FrameExecStrategy")
 _action = private("torch._C._dynamo.eval_frame._FrameAction")
-_BEGIN_CAPTURE = "begin_capture"
-_MOVE_STEP = "move_step_if_cpu"
 _INIT_GROUP = "_init_group"
 _utilities = private_if_imported("torch._dynamo.utils")
 _run_node = private_if_imported("torch._dynamo.utils.run_node")
@@ -81,7 +78,6 @@ _PASSED_OVER = "ignore_logging_functions"
 _SETTINGS_TO_LOG = "_get_dynamo_config_for_logging"
 _BREAK = private_name_if_imported("torch._dynamo.output_graph.OutputGraph.compile_subgraph_reason")
 _FLEX_ATTENTION = "torch.nn.attention.flex_attention"
-_FLEX_OPERATOR = "flex_attention"
 _NOT_COMPILED = (None, False)
 """What ``torch.compiler.disable`` and graph breaks call it with."""
 _BACKEND = "_torchdynamo_orig_backend"
@@ -193,7 +189,7 @@ def compiled_modules() -> tuple[type, ...]:
 def calls_flex_attention(graph: fx.GraphModule) -> bool:
     """Return whether a graph, or one within it, calls ``flex_attention``."""
     return any(
-        getattr(node.target, "__name__", "") == _FLEX_OPERATOR
+        getattr(node.target, "__name__", "") == "flex_attention"
         for part in graph.modules()
         if isinstance(part, fx.GraphModule)
         for node in part.graph.nodes
@@ -291,10 +287,8 @@ def restarts() -> type[Exception]:
 def is_internal(error: Exception) -> bool:
     """Return whether a compiler failed, or the program did, which fails again without it."""
     kinds = _exceptions()
-    return isinstance(
-        error,
-        (kinds.InternalTorchDynamoError, kinds.BackendCompilerFailed, kinds.TorchRuntimeError),
-    )
+    failures = kinds.InternalTorchDynamoError, kinds.BackendCompilerFailed, kinds.TorchRuntimeError
+    return isinstance(error, failures)
 
 
 @contextmanager
@@ -434,7 +428,7 @@ def originals_seen(made: Iterable[type] = (), constants: Iterable[type] = ()) ->
     wrap: Any = getattr(builder, _WRAP)
 
     tracer, standing = _tracer(), standing_functions()
-    create: Any = getattr(tracer, _CREATE)
+    create: Any = tracer.create_proxy
 
     made = frozenset(made)
 
@@ -470,7 +464,7 @@ def originals_seen(made: Iterable[type] = (), constants: Iterable[type] = ()) ->
     builders = {name: one for name, one in builders.items() if hasattr(_utilities(), name)}
     with (
         replaced(builder, **{_WRAP: of_original}),
-        replaced(tracer, **{_CREATE: create_proxy}),
+        replaced(tracer, create_proxy=create_proxy),
         replaced(function, call_function=call_function),
         replaced(_STRUCTURED, disabled=True),
         _added(getattr(_user_defined_class(), _IN_GRAPH)(), made),
@@ -498,7 +492,7 @@ def optimizer_states_made(
     """
     variable = _optimizer_variable()
     call: Any = variable.call_method
-    move: Any = getattr(variable, _MOVE_STEP)
+    move: Any = variable.move_step_if_cpu
 
     def call_method(self: Any, tx: Any, name: str, *args: Any, **kwargs: Any) -> Any:
         if name != _INIT_GROUP:
@@ -520,7 +514,7 @@ def optimizer_states_made(
         with within():
             move(self)
 
-    return replaced(variable, call_method=call_method, **{_MOVE_STEP: moved})
+    return replaced(variable, call_method=call_method, move_step_if_cpu=moved)
 
 
 def backwards_captured(
@@ -535,13 +529,13 @@ def backwards_captured(
     """
     import_module("torch._dynamo.compiled_autograd")
     instance = _backward_compiler()
-    begin: Any = getattr(instance, _BEGIN_CAPTURE)
+    begin: Any = instance.begin_capture
 
     def begin_capture(self: Any, *args: Any, **kwargs: Any) -> Any:
         self.stack.enter_context(within())
         return begin(self, *args, **kwargs)
 
-    return replaced(instance, **{_BEGIN_CAPTURE: begin_capture})
+    return replaced(instance, begin_capture=begin_capture)
 
 
 def ahead_of_time(

@@ -8,7 +8,7 @@ have put something in the place of torch's functions: ``has_gpu`` asks the drive
 
 import ctypes
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -86,8 +86,6 @@ def all_threads_counted() -> AbstractContextManager[None]:
 @cache
 def _flag(name: str) -> Any:
     for library in sorted((Path(torch.__file__).parent / "lib").glob("*c10.*")):
-        try:
+        with suppress(OSError, ValueError):  # another kind of file, or it is not exported
             return ctypes.c_bool.in_dll(ctypes.CDLL(str(library)), name)
-        except (OSError, ValueError):  # another kind of file, or it is not exported
-            continue
     return None

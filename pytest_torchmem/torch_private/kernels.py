@@ -15,10 +15,11 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pytest_torchmem.torch_private import keys
 from pytest_torchmem.torch_private.modes import dispatch_modes
@@ -32,12 +33,6 @@ from pytest_torchmem.torch_private.names import (
     private_name_if_imported,
 )
 from pytest_torchmem.torch_private.tensors import has_dispatch
-
-if TYPE_CHECKING:
-    from torch.utils._python_dispatch import TorchDispatchMode
-else:
-    from pytest_torchmem.torch_private.modes import TorchDispatchMode
-
 
 #: What runs an overload's kernel for a key: ``kernel_for(operator)(key, *args, **kwargs)``.
 kernel_for: Callable[[keys.OpOverload], Callable[..., Any]] = private_attribute(

@@ -19,12 +19,6 @@ import torch
 from pytest_torchmem.torch_private.names import torch_library
 
 _LETTERS = {torch.float32: "s", torch.float64: "d", torch.complex64: "c", torch.complex128: "z"}
-_NUMBERS: dict[str, type[ctypes.c_float | ctypes.c_double]] = {
-    "s": ctypes.c_float,
-    "c": ctypes.c_float,
-    "d": ctypes.c_double,
-    "z": ctypes.c_double,
-}
 _OF_COMPLEX = {"orgqr": "ungqr", "ormqr": "unmqr", "syevd": "heevd"}
 """What a routine is called for complex numbers, where that is not the same."""
 _LARGEST = 2**31 - 1
@@ -66,7 +60,7 @@ def lengths(
     function = getattr(torch_library(), f"{letter}{routine}_", None)
     if function is None:
         return None
-    number = _NUMBERS[letter]
+    number = ctypes.c_float if letter in "sc" else ctypes.c_double
     work, reals = (number * (2 if dtype.is_complex else 1))(), number()
     integers, info = ctypes.c_int(), ctypes.c_int(-1)
     written = {

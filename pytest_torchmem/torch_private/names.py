@@ -6,6 +6,7 @@ What is missing is reported in one sentence.
 import ctypes
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from operator import attrgetter
@@ -165,13 +166,9 @@ def torch_library() -> ctypes.CDLL | None:
     """Return torch's library for the CPU, in which functions of those that it is linked with are
     found too (LAPACK, OpenMP); None where there is none by these names, as on Windows.
     """
-    folder = Path(torch.__file__).parent / "lib"
-    for path in (folder / "libtorch_cpu.so", folder / "libtorch_cpu.dylib"):
-        if path.exists():
-            try:
-                return ctypes.CDLL(str(path))
-            except OSError:
-                return None
+    for name in ("libtorch_cpu.so", "libtorch_cpu.dylib"):
+        with suppress(OSError):
+            return ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / name))
     return None
 
 

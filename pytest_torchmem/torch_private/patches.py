@@ -212,11 +212,7 @@ class _Place:
             own.update(before)
             return
         for name, attribute in before.items():
-            if attribute is ABSENT:
-                if name in own:
-                    delattr(owner, name)
-            elif own.get(name, ABSENT) is not attribute:
-                setattr(owner, name, attribute)
+            _bind(owner, name, attribute)
 
 
 class Patch:
@@ -233,7 +229,12 @@ class Patch:
     """Owners and what was there before anything was replaced, by the owners' ids and the names."""
 
     def __init__(self, replacements: Replacements, looked_at: Sequence[LookedAt] = ()) -> None:
-        _check(replacements)
+        unknown: list[str] = []
+        for owner, attributes in replacements:
+            called = (callable(one) or isinstance(one, classmethod) for one in attributes.values())
+            unknown += _unknown(owner, (*attributes,), (*called,))
+        if unknown:
+            raise unsupported(f"it has no {', '.join(unknown)} that can be replaced")
         self._given: dict[int, Any] = {}
         """What replaced functions of modules stand for, by their ids."""
         self._of_modules: dict[int, tuple[Any, Any]] = {}
@@ -369,10 +370,7 @@ def _give_back(owner: Any, name: str) -> Any:
     put that back when the patch was gone (``monkeypatch`` at the end of a test).
     """
     _, original = Patch.originals.get((id(owner), name), (owner, ABSENT))
-    if original is not ABSENT:
-        setattr(owner, name, original)
-    elif name in vars(owner):
-        delattr(owner, name)
+    _bind(owner, name, original)
     return original
 
 
@@ -394,23 +392,25 @@ def nothing_replaced(within: Any = None) -> Iterator[None]:
         for key, found in before.items()
     }
     for found in reversed(before.values()):
-        _put_back(found)
+        for place in reversed(found):
+            _bind(*place)
     try:
         yield
     finally:
         for key, found in now.items():
             if key in Patch.standing or key in _added:  # and was not taken away meanwhile
-                _put_back(found[::-1])
+                for place in found:
+                    _bind(*place)
 
 
-def _put_back(before: Sequence[tuple[Any, str, Any]]) -> None:
-    for owner, name, original in reversed(before):
-        if vars(owner).get(name, ABSENT) is original:
-            continue
-        if original is ABSENT:
-            delattr(owner, name)
-        else:
-            setattr(owner, name, original)
+def _bind(owner: Any, name: str, value: Any) -> None:
+    """Have a class or module name something, or nothing (``ABSENT``)."""
+    if vars(owner).get(name, ABSENT) is value:
+        return
+    if value is ABSENT:
+        delattr(owner, name)
+    else:
+        setattr(owner, name, value)
 
 
 def standing_functions() -> dict[int, Any]:
@@ -449,18 +449,7 @@ def added(additions: Mapping[Any, Mapping[str, Any]]) -> Iterator[None]:
     finally:
         del _added[id(done)]
         for owner, name in done:
-            if name in vars(owner):
-                delattr(owner, name)
-
-
-def _check(replacements: Replacements) -> None:
-    """Raise ``UnsupportedTorchError`` for attributes that are not there, or of another kind."""
-    unknown: list[str] = []
-    for owner, attributes in replacements:
-        called = (callable(one) or isinstance(one, classmethod) for one in attributes.values())
-        unknown += _unknown(owner, (*attributes,), (*called,))
-    if unknown:
-        raise unsupported(f"it has no {', '.join(unknown)} that can be replaced")
+            _bind(owner, name, ABSENT)
 
 
 @cache

@@ -286,8 +286,11 @@ prefers_deterministic: Callable[[], bool] = private("torch._C._get_deterministic
 _only_warns: Callable[[], bool] = private("torch._C._get_deterministic_algorithms_warn_only")
 tries_all: Callable[[], bool] = private("torch._C._get_cudnn_benchmark")
 is_cudnn_deterministic: Callable[[], bool] = private("torch._C._get_cudnn_deterministic")
-#: Which kernels take depthwise convolutions in float16; torch 2.12 and later.
-get_depthwise_kernel: Callable[[], str] | None = optional("torch._C._get_cudnn_depthwise_kernel")
+#: Whose kernels take depthwise convolutions in float16: ``"auto"`` by their shapes, ``"native"`` or
+#: ``"cudnn"``; ``torch.backends.cudnn.depthwise_kernel`` of torch 2.12 and later.
+depthwise_kernel: Callable[[], str] = optional("torch._C._get_cudnn_depthwise_kernel") or (
+    lambda: "auto"
+)
 #: The precision of float32 on a backend, for one kind of operators.
 precision: Callable[[str, str], str] = private("torch._C._get_fp32_precision_getter")
 #: The order in which implementations of attention are tried, by their numbers.
@@ -319,13 +322,6 @@ def kernel_settings() -> tuple[Any, ...]:
     """
     of_cudnn = tries_all(), is_cudnn_deterministic(), precision("cuda", "conv"), depthwise_kernel()
     return _default_dtype(), uses_cudnn(), prefers_deterministic(), _only_warns(), *of_cudnn
-
-
-def depthwise_kernel() -> str:
-    """Return whose kernels take depthwise convolutions in float16: ``"auto"`` by their shapes,
-    ``"native"`` or ``"cudnn"``; ``torch.backends.cudnn.depthwise_kernel``.
-    """
-    return str(get_depthwise_kernel()) if get_depthwise_kernel is not None else "auto"
 
 
 def is_deterministic_convolution() -> bool:
@@ -361,13 +357,10 @@ def figure_settings(device: str) -> dict[str, str]:
     if device == "cuda":
         found |= {name: (os.environ.get(name, ""), "") for name in LIBRARY_VARIABLES}
         found |= {
-            f"torch.backends.cudnn.{name}": values
-            for name, values in {
-                "enabled": (uses_cudnn(), True),
-                "benchmark": (tries_all(), False),
-                "deterministic": (is_cudnn_deterministic(), False),
-                "conv.fp32_precision": (precision("cuda", "conv"), "tf32"),
-            }.items()
+            "torch.backends.cudnn.enabled": (uses_cudnn(), True),
+            "torch.backends.cudnn.benchmark": (tries_all(), False),
+            "torch.backends.cudnn.deterministic": (is_cudnn_deterministic(), False),
+            "torch.backends.cudnn.conv.fp32_precision": (precision("cuda", "conv"), "tf32"),
         }
     return {name: str(now) for name, (now, default) in found.items() if now != default}
 
@@ -415,11 +408,8 @@ def own_keys_are_no_autocast() -> AbstractContextManager[None]:
     """Return a context in which torch does not take a trace's keys, which are those of two devices,
     for autocast: at::autocast::is_autocast_enabled. An RNN refuses no input then.
     """
-
-    def enabled() -> bool:
-        return any(map(torch.is_autocast_enabled, _DEVICES))
-
-    return replaced(cast(Any, torch)._C, **{_ANY_ENABLED: enabled})
+    enabled = {_ANY_ENABLED: lambda: any(map(torch.is_autocast_enabled, _DEVICES))}
+    return replaced(cast(Any, torch)._C, **enabled)
 
 
 _innermost_transform = optional("torch._C._functorch.peek_interpreter_stack")
