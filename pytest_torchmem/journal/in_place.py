@@ -83,10 +83,9 @@ class _Tensor(contents.Reference):
         """Let the tensor be ``own``, with its hooks, which C++ has with the implementation."""
         _exchange(tensor, self.own)
         self.one = contents.Weak(tensor)
-        if any(self._hooks):
-            for name, table in zip(_HOOKS, self._hooks, strict=True):
-                if table:
-                    setattr(tensor, name, table)
+        for name, table in zip(_HOOKS, self._hooks, strict=True):
+            if table:
+                setattr(tensor, name, table)
 
     def give_back(self, tensor: Tensor) -> None:
         _exchange(tensor, self.own)

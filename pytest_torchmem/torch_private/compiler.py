@@ -163,19 +163,16 @@ def own_module_calls_followed() -> AbstractContextManager[None]:
     """
     module: Any = _eval_frame()
     original: Any = getattr(module, _CALLBACK)
-    known: dict[int, tuple[Any, Convert]] = {}
 
     def convert(own: Convert, args: Any) -> Any:
         with nothing_replaced(torch.nn.Module):
             return own(*args)
 
+    followed = cache(lambda found: around(found, convert))
+
     def from_stance(callback: Any) -> Any:
         found = original(callback)
-        if found in _NOT_COMPILED:
-            return found
-        if id(found) not in known:
-            known[id(found)] = found, around(found, convert)
-        return known[id(found)][1]
+        return found if found in _NOT_COMPILED else followed(found)
 
     return replaced(module, **{_CALLBACK: from_stance})
 

@@ -122,9 +122,7 @@ class _Fallback:
     """
 
     def __call__(self, operator: keys.OpOverload, *args: Any, **kwargs: Any) -> Any:
-        """Run an operator of a thread that outlived its trace, and is as any other from now on.
-        That a thread includes a key no other thread can change.
-        """
+        """Run an operator of a thread that outlived its trace: no other can change its keys."""
         return run_outside(operator, args, kwargs)
 
 

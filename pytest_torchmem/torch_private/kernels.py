@@ -66,12 +66,8 @@ def run_torch_dispatch(operator: keys.OpOverload, *args: Any, **kwargs: Any) -> 
     but that what it calls is intercepted. C++ has a way of its own for ``DTensor``
     (python_variable.cpp, ``dispatchDTensorOp``), which the key ``Python`` leads to.
     """
-    subclasses = {
-        type(tensor): None
-        for tensor in tree_leaves((args, kwargs))
-        if isinstance(tensor, Tensor) and has_dispatch(tensor)
-    }
-    types = tuple(subclasses)
+    tensors = (one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor))
+    types = tuple(dict.fromkeys(type(tensor) for tensor in tensors if has_dispatch(tensor)))
     if not dispatch_modes() and any(is_dispatched_in_cpp(kind) for kind in types):
         with shards_intercepted():
             return kernel_for(operator)(_PYTHON, *args, **kwargs)

@@ -94,10 +94,9 @@ def _threads_of_mkl(threads: int) -> Iterator[None]:
     """Let MKL take it that it runs on so many threads, on which its blocks depend: as
     ``torch.set_num_threads`` does for the calling thread (ATen/ParallelOpenMP.cpp).
     """
-    set_to = getattr(torch_library(), "MKL_Set_Num_Threads_Local", None)
-    before = set_to(threads) if set_to is not None else 0
+    set_to = getattr(torch_library(), "MKL_Set_Num_Threads_Local", lambda _: 0)
+    before = set_to(threads)
     try:
         yield
     finally:
-        if set_to is not None:
-            set_to(before)
+        set_to(before)

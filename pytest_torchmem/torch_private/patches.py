@@ -247,12 +247,10 @@ class Patch:
         self._of_program: list[tuple[Any, str, Any]] = []
         """Owners, names and what a program has put there itself."""
         self._looked_at = [*looked_at]
-        if len(replacements) > 1:
-            owners: dict[int, tuple[Any, dict[str, Any]]] = {}
-            for owner, attributes in replacements:
-                owners.setdefault(id(owner), (owner, {}))[1].update(attributes)
-            replacements = [*owners.values()]
-        self._places = [self._place(owner, attributes) for owner, attributes in replacements]
+        owners: dict[int, tuple[Any, dict[str, Any]]] = {}
+        for owner, attributes in replacements:
+            owners.setdefault(id(owner), (owner, {}))[1].update(attributes)
+        self._places = [self._place(*one) for one in owners.values()]
 
     def _place(self, owner: Any, attributes: Mapping[str, Any]) -> _Place:
         own, of_module, replacements = vars(owner), isinstance(owner, ModuleType), {}

@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, _GeneratorContextManager, contextmanager, suppress
 from functools import cache, partial, wraps
+from itertools import product
 from textwrap import dedent
 from types import BuiltinMethodType, GeneratorType
 from typing import Any, ClassVar, NamedTuple, cast
@@ -63,27 +64,14 @@ _ASKED_FOR_AS_SET = listed("""
     cublas_allow_fp16_reduced_precision_reduction cublas_allow_bf16_reduced_precision_reduction
 """)
 """Those of ``torch._C._get_`` and ``_set_``; what a version lacks cannot be set there."""
+_ATTENTION = listed("flash fa3 mem_efficient math cudnn overrideable")
+_ENABLED = listed("multithreading view_replay fwd_grad grad_layout_enforcement")
 _NAMED_OTHERWISE = {
-    "get_flash_sdp_enabled": "set_sdp_use_flash",
-    "get_fa3_sdp_enabled": "set_sdp_use_fa3",
-    "get_mem_efficient_sdp_enabled": "set_sdp_use_mem_efficient",
-    "get_math_sdp_enabled": "set_sdp_use_math",
-    "get_cudnn_sdp_enabled": "set_sdp_use_cudnn",
-    "get_overrideable_sdp_enabled": "set_sdp_use_overrideable",
+    **{f"get_{name}_sdp_enabled": f"set_sdp_use_{name}" for name in _ATTENTION},
     "check_sparse_tensor_invariants": "set_check_sparse_tensor_invariants",
-    "is_multithreading_enabled": "set_multithreading_enabled",
-    "is_view_replay_enabled": "set_view_replay_enabled",
-    "is_fwd_grad_enabled": "set_fwd_grad_enabled",
-    "is_grad_layout_enforcement_enabled": "set_grad_layout_enforcement_enabled",
+    **{f"is_{name}_enabled": f"set_{name}_enabled" for name in _ENABLED},
 }
-_PRECISIONS = (
-    ("generic", "all"),
-    *(
-        (backend, what)
-        for backend in ("cuda", "mkldnn")
-        for what in ("all", "conv", "rnn", "matmul")
-    ),
-)
+_PRECISIONS = ("generic", "all"), *product(("cuda", "mkldnn"), ("all", "conv", "rnn", "matmul"))
 _set_precision: Callable[[str, str, str], None] = private("torch._C._set_fp32_precision_setter")
 _print_options: Any = private("torch._tensor_str.PRINT_OPTS")
 _set_anomaly: Callable[..., None] = private("torch._C.set_anomaly_enabled")
