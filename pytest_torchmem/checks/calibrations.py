@@ -112,7 +112,14 @@ class Calibrations:
 
         setup, asked = setup_of(device, gpu), {gpu.name: tuple(profile.questions)}
         known = self._measured.setdefault(setup, {})
-        wanted = [q for q in profile.questions if self._is_wanted(directory.stored, setup, q)]
+        stored = {
+            question
+            for old, question in directory.stored.entries
+            if old.gpu == setup.gpu
+            and (old.torch == setup.torch or not self._settings.split_by_torch)
+        }
+        modes = self._settings.update
+        wanted = [q for q in profile.questions if ("changed" if q in stored else "new") in modes]
         open_ones = [question for question in wanted if question not in known]
         try:
             if open_ones and target.calibrate is not None:
@@ -125,17 +132,6 @@ class Calibrations:
             directory.calibration = None
         unanswered = dict.fromkeys(q.operator for q in open_ones if q not in known)
         return CalibrationResult({setup: found}, asked, tuple(unanswered))
-
-    def _is_wanted(
-        self, stored: StoredCalibration, setup: gpus.Setup, question: gpus.WorkspaceKey
-    ) -> bool:
-        is_known = any(
-            old.gpu == setup.gpu
-            and asked == question
-            and (old.torch == setup.torch or not self._settings.split_by_torch)
-            for old, asked in stored.entries
-        )
-        return ("changed" if is_known else "new") in self._settings.update
 
     def _directory(self, module: Path) -> _Directory:
         path = calibration_path(module)

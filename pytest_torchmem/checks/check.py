@@ -34,7 +34,6 @@ from pytest_torchmem.checks.result import (
     SnapshotResult,
     TraceResult,
     contents,
-    headroom,
     limits_of,
     overruns,
 )
@@ -65,12 +64,12 @@ class Context:
     """What all the checks of one process share."""
 
     settings: Settings
-    files: dict[Path, StoredSnapshot]
     calibrations: Calibrations
-    told: dict[tuple[str, str], str] = field(default_factory=dict)
-    """The test that told a cause and its place in full; others refer to it."""
     confirmations: Confirmations | None = None
     """What was measured beside this run, with the stand-in."""
+    files: dict[Path, StoredSnapshot] = field(default_factory=dict)
+    told: dict[tuple[str, str], str] = field(default_factory=dict)
+    """The test that told a cause and its place in full; others refer to it."""
 
     def stored(self, path: Path) -> StoredSnapshot:
         """Return a snapshot file as it was when this process first asked for it."""
@@ -110,8 +109,7 @@ class Judge:
         profile, gpu, calibration = self.profile, self.check.key.gpu, self.calibration
         request, context = self.check.request, self.check.context
         stored_by = context.calibrations.told_by(request.test.module, gpu) if gpu else ""
-        room = headroom(gpu, profile.figures()) if gpu and request.gpu_named else None
-        trace = TraceResult.of(profile, room, stored_by)
+        trace = TraceResult.of(profile, gpu if request.gpu_named else "", stored_by)
         if not profile.peak and not (profile.device == "cpu" and profile.host_peak):
             found = (Finding(outcome=Outcome.NOT_CHECKED),)
             return CheckResult(self.check.key, found, trace, calibration=calibration)
@@ -158,7 +156,10 @@ class Judge:
         if before is None:
             return SnapshotResult(file, now)
         comparison = compare(before, now, self._levels(before))
-        comparison = self.check.request.test.on_comparison(before, now, comparison)
+        changed = self.check.request.test.on_comparison(
+            before=before, now=now, comparison=comparison
+        )
+        comparison = comparison if changed is None else changed
         why = self._diagnose(before, now, comparison)
         return SnapshotResult(file, now, comparison, before, why)
 
@@ -263,18 +264,17 @@ class Judge:
         return [Leaks(growth=found, allowed=str(allowed), holder=holder, on_host=on_host)]
 
     def _against_bounds(self) -> list[Finding]:
-        found: list[Finding] = []
-        for bound in self.check.request.bounds if self.scaling is not None else ():
-            assert self.scaling is not None
-            power = self.scaling.degree(bound.size)
-            if power > bound.power:
-                polynomial, fastest = self.scaling.polynomial(), self.scaling.fastest(bound.size)
-                found.append(
-                    GrowsFaster(
-                        bound=bound, power=power, polynomial=str(polynomial), fastest=fastest
-                    )
-                )
-        return found
+        scaling = self.scaling
+        if scaling is None:
+            return []
+        polynomial = str(scaling.polynomial())
+        return [
+            GrowsFaster(
+                bound=one, power=power, polynomial=polynomial, fastest=scaling.fastest(one.size)
+            )
+            for one in self.check.request.bounds
+            if (power := scaling.degree(one.size)) > one.power
+        ]
 
     def _against_measurement(
         self, run: RealRun, measurement: Measurement, findings: list[Finding]
@@ -348,14 +348,14 @@ class DeviceCheck:
         try:
             profile = self.target.trace(self.key.device, must_fit_on, self.world)
         except BaseException as error:
-            out_of_memory = _out_of_memory(error)
-            if out_of_memory is None:
+            # A trace that does not fit has imported the error; nothing here may import torch.
+            module = sys.modules.get("pytest_torchmem.fake_cuda.memory")
+            kind: type[OutOfMemoryError] | tuple[()] = getattr(module, "OutOfMemoryError", ())
+            if not isinstance(error, kind):
                 raise
-            found = DoesNotFit(
-                error=out_of_memory, contents=self._without_limit(must_fit_on, out_of_memory.gpu)
-            )
+            found = DoesNotFit(error=error, contents=self._without_limit(must_fit_on, error.gpu))
             return CheckResult(self.key, (found,)), None
-        request.test.on_profile(request.name, profile)
+        request.test.on_profile(name=request.name, profile=profile)
         judge = Judge(
             self,
             profile,
@@ -533,13 +533,3 @@ def _kept_at(profile: MemoryProfile, found: Diagnosis) -> tuple[dict[int, What],
         if what in came and len(whats) < _MOST:
             whats[index] = what
     return whats, at if moment == END else max(at - 1, 0)
-
-
-def _out_of_memory(error: BaseException) -> OutOfMemoryError | None:
-    """Return the error of a trace that does not fit on its GPU, ``None`` for any other error."""
-    # A trace that raised it has imported it; nothing here may import torch.
-    module = sys.modules.get("pytest_torchmem.fake_cuda.memory")
-    found: OutOfMemoryError | None = None
-    if module is not None and isinstance(error, module.OutOfMemoryError):
-        found = error
-    return found

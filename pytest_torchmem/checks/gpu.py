@@ -315,7 +315,9 @@ class Confirmations:
             _write(path, pickle.dumps(found))
             return found
         if not path.is_file():
-            why = self.why_not(test, key.gpu) or "the test did not come to this check there"
+            ending = self._path("why", test, key.gpu)
+            why = ending.read_text(encoding="utf-8") if ending.is_file() else ""
+            why = why or "the test did not come to this check there"
             return not_measured(key.gpu, why, on_stand_in=True)
         run: RealRun | None = pickle.loads(path.read_bytes())
         if run is None or not run.measurement.figures:
@@ -344,10 +346,6 @@ class Confirmations:
     def end(self, test: str, why: str) -> None:
         """Take note of how a test ended: "" if it passed."""
         _write(self._path("why", test, self.gpu), why.encode())
-
-    def why_not(self, test: str, gpu: str) -> str:
-        path = self._path("why", test, gpu)
-        return path.read_text(encoding="utf-8") if path.is_file() else ""
 
     def lost(self, gpu: str, why: str) -> int:
         """Let tests that began and did not end have ended so; return how many have begun."""

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from pytest_torchmem.measurement.measured import MeasuredProfile
     from pytest_torchmem.profile.profile import MemoryProfile
     from pytest_torchmem.snapshots.compare import Comparison
-    from pytest_torchmem.snapshots.format import Entry
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,10 +250,12 @@ class CheckedTest:
     """The kinds of changes that an update writes for this test: some of ``UPDATE_MODES``."""
     is_gone: Callable[[str], bool]
     """Tells whether the module certainly has no test of that id any more."""
-    on_profile: Callable[[str, MemoryProfile], None]
-    """Called with every trace, and the name of the check."""
-    on_comparison: Callable[[Entry, Entry, Comparison], Comparison]
-    """Called with a snapshot's entry, the new one and their comparison, which it may replace."""
+    on_profile: Callable[..., object]
+    """Called with the ``name`` of the check and every ``profile``."""
+    on_comparison: Callable[..., Comparison | None]
+    """Called with the entry ``before``, the one of ``now`` and their ``comparison``; returns
+    another one to replace it.
+    """
 
     @property
     def name(self) -> str:
@@ -466,12 +467,11 @@ def parse_growth(value: object, source: str) -> Tolerance:
 
 
 def _name(value: object, source: str) -> str:
-    if not isinstance(value, str) or not value:
-        raise UsageError(f"{source.removesuffix(')')}{value!r}): expected a non-empty string")
-    if not value.isprintable():
-        why = "expected one line without control characters"
-        raise UsageError(f"{source.removesuffix(')')}{value!r}): {why}")
-    return value
+    if isinstance(value, str) and value and value.isprintable():
+        return value
+    is_text = isinstance(value, str) and value
+    why = "one line without control characters" if is_text else "a non-empty string"
+    raise UsageError(f"{source.removesuffix(')')}{value!r}): expected {why}")
 
 
 def _size(name: str, value: Any) -> int:

@@ -143,11 +143,6 @@ def overruns(limits: Iterable[Limit], figures: Mapping[str, int]) -> list[Overru
     return found
 
 
-def headroom(gpu: str, figures: Mapping[str, int]) -> int:
-    """Return the bytes that ``gpu`` has left when most is reserved."""
-    return _room(gpu) - figures.get(RESERVED, figures.get("peak", 0))
-
-
 def _room(gpu: str) -> int:
     found = find_gpu(gpu)
     return found.memory - found.context
@@ -298,11 +293,11 @@ class TraceResult:
     not_counted: tuple[str, ...] = ()
 
     @classmethod
-    def of(
-        cls, profile: MemoryProfile, headroom: int | None, cudnn_before: str = ""
-    ) -> TraceResult:
+    def of(cls, profile: MemoryProfile, gpu: str, cudnn_before: str) -> TraceResult:
+        """Return what there is for a profile, with the headroom on ``gpu`` unless that is ""."""
+        figures = profile.figures()
         return cls(
-            figures=profile.figures(),
+            figures=figures,
             torch=profile.torch_version.partition("+")[0],
             workload=profile.workload,
             # A check in which nothing was allocated fails, and says so itself.
@@ -313,7 +308,7 @@ class TraceResult:
             cudnn=max((one.version for one in profile.library_answers if one.version), default=""),
             cudnn_before=cudnn_before,
             workspaces=profile.by_confidence(),
-            headroom=headroom,
+            headroom=_room(gpu) - figures.get(RESERVED, figures.get(PEAK, 0)) if gpu else None,
             guessed=profile.values == "guessed",
             not_counted=profile.not_counted,
         )

@@ -1,7 +1,4 @@
-"""The checks of one attempt at one test: facts of pytest in, failures out.
-
-A test of several ranks is run as each, if its fixtures go by the process of a distributed program.
-"""
+"""The checks of one attempt at one test: facts of pytest in, failures out."""
 
 from __future__ import annotations
 
@@ -9,9 +6,10 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cached_property, partial
 from itertools import product
 from pickle import dumps
 from typing import TYPE_CHECKING, Any
@@ -29,21 +27,20 @@ from pytest_torchmem.checks.request import (
     make_request,
 )
 from pytest_torchmem.checks.result import CheckResult, Outcome
-from pytest_torchmem.errors import NoCudaError, UsageError, add_note
+from pytest_torchmem.errors import NoCudaError, UsageError
 from pytest_torchmem.plugin import failure
 from pytest_torchmem.plugin.collection import Collection, test_id
 from pytest_torchmem.plugin.failure import UNUSED, add_attached, attach, why_skipped
 from pytest_torchmem.plugin.settings import budget_of
 from pytest_torchmem.plugin.start import node_id
 from pytest_torchmem.reports.summary import Check, properties
-from pytest_torchmem.snapshots.format import Entry, Key
+from pytest_torchmem.snapshots.format import Key
 from pytest_torchmem.snapshots.location import relative
 from pytest_torchmem.targets.world import World
 
 if TYPE_CHECKING:
     from pytest_torchmem.plugin.standing import StandingGpus
     from pytest_torchmem.profile.profile import MemoryProfile
-    from pytest_torchmem.snapshots.compare import Comparison
 
 
 RAISED = "caught what a check raised, so that nothing was checked"
@@ -72,7 +69,6 @@ class Checker:
         self._collection = collection
         self._unsent: list[Check] = []
         self._names: dict[str, set[World | None]] = {}
-        self._budget: Budget | None = None
         self.devices: set[str] = set()
         """Those on which something was judged."""
         self._failures: list[tuple[BaseException, set[str]]] = []
@@ -112,7 +108,7 @@ class Checker:
         thread. After the last phase nothing can be told of any more in a report: it is ``over``.
         """
         self._over |= over
-        failures, self._failures = self._swallowed(), [f for f in self._failures if f[0] is error]
+        failures, self._failures = self.swallowed(), [f for f in self._failures if f[0] is error]
         elsewhere = self._others.called()
         if isinstance(error, pytest.exit.Exception) and (failures or elsewhere):
             # pytest makes no report of a test that ends the run.
@@ -138,19 +134,13 @@ class Checker:
             )
             raise failure.MemoryCheckFailed(f"{why}\n\n{advice}\n\n{first}", self.first_line, why)
 
-    @property
-    def failed_unseen(self) -> bool:
-        return bool(self._swallowed())
-
-    def _swallowed(self) -> list[BaseException]:
+    def swallowed(self) -> list[BaseException]:
         """Return the failures that were raised, and that nobody had expected."""
         return [one[0] for one in self._failures if not failure.failure_is_expected(*one)]
 
-    @property
+    @cached_property
     def budget(self) -> Budget:
-        if self._budget is None:
-            self._budget = budget_of(self.item)
-        return self._budget
+        return budget_of(self.item)
 
     def check(
         self, target: CheckTarget, *, on_cuda: str = "", **arguments: Any
@@ -271,23 +261,8 @@ class Checker:
     ) -> None:
         """Record that nothing was checked, and why; ``notice`` is told at the end of the run."""
         result = CheckResult(key or Key(test_id(self.item))).unchecked()
-        self._keep(
-            Check(
-                node_id(self.item),
-                self._location(),
-                result,
-                why,
-                notice=notice,
-                broke_off=broke_off,
-            )
-        )
-
-    def named_gpu(self, name: str | None = None) -> str | None:
-        """Return the GPU that is named, on which a trace has to fit; ``None`` for the default."""
-        settings = self.context.settings
-        if name is not None or self.budget.gpu or settings.gpu_named:
-            return gpu_name(settings, self.budget, name)
-        return None
+        nodeid, where = node_id(self.item), self._location()
+        self._keep(Check(nodeid, where, result, why, notice=notice, broke_off=broke_off))
 
     def trace_options(
         self, device: str, gpu: str | None, world: World | None = None
@@ -411,23 +386,14 @@ class Checker:
             # update as it does without one.
             update = update if evaluate_xfail_marks(item) is None else frozenset()
 
-        def on_profile(name: str, profile: MemoryProfile) -> None:
-            item.ihook.pytest_torchmem_profile(item=item, name=name, profile=profile)
-
-        def on_comparison(before: Entry, now: Entry, comparison: Comparison) -> Comparison:
-            changed: Comparison | None = item.ihook.pytest_torchmem_compare(
-                item=item, before=before, now=now, comparison=comparison
-            )
-            return comparison if changed is None else changed
-
         return CheckedTest(
             id=test_id(item),
             module=item.path,
             root=item.config.rootpath,
             accepts=update,
             is_gone=lambda test: self._collection.is_gone(item, test),
-            on_profile=on_profile,
-            on_comparison=on_comparison,
+            on_profile=partial(item.ihook.pytest_torchmem_profile, item=item),
+            on_comparison=partial(item.ihook.pytest_torchmem_compare, item=item),
         )
 
     def _refuse_ambiguous(self, request: Request) -> None:
@@ -468,44 +434,3 @@ class Checker:
     def _first_line(self) -> tuple[str, int]:
         line = (self.item.location[1] or 0) + 1
         return relative(self.item.path, self.item.config.rootpath), line
-
-
-class RankHooks:
-    """Runs a test once as each of its processes, as launchers do, if its fixtures ask for that.
-
-    Between two of them fixtures that go by the process are torn down and set up again.
-    """
-
-    def __init__(self, gpus: StandingGpus, checker: Callable[[pytest.Item], Checker]) -> None:
-        self._gpus = gpus
-        self._checker = checker
-        self._running: pytest.Function | None = None
-
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> Iterator[None]:
-        if self._running is pyfuncitem:
-            return (yield)
-        worlds = self._gpus.processes(pyfuncitem)
-        if not worlds:
-            return (yield)
-        failed: list[failure.MemoryCheckFailed] = []
-        result, self._running = None, pyfuncitem
-        try:
-            with self._gpus.one_by_one(pyfuncitem):
-                for world in worlds:
-                    try:
-                        if world is worlds[0]:
-                            result = yield
-                            continue
-                        with self._gpus.as_process(pyfuncitem, world):
-                            pyfuncitem.ihook.pytest_pyfunc_call(pyfuncitem=pyfuncitem)
-                    except failure.MemoryCheckFailed as error:
-                        failed.append(error)
-                    except Exception as error:
-                        add_note(error, f"(the test ran as {world})")
-                        raise
-        finally:
-            self._running = None
-        if failed:
-            raise self._checker(pyfuncitem).one_failure(failed)
-        return result

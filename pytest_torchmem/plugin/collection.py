@@ -101,6 +101,10 @@ class Module:
         ]
 
 
+def _memory_tests(modules: Iterable[Module]) -> list[str]:
+    return [f"{one.nodeid}::{test}" for one in modules for test in sorted(one.memory_tests)]
+
+
 def _has_file(module: Path) -> bool:
     return os.path.exists(snapshot_path(module))  # Path.exists raises where a name is too long
 
@@ -158,13 +162,12 @@ class Collection:
 
     def _take_report(self, report: pytest.CollectReport) -> None:
         """Take note of a collector; a module may have no tests at all any more."""
+        path = self._config.rootpath / report.nodeid
         if not report.passed:
             self._incomplete.add(report.nodeid)
         elif report.nodeid.endswith(".py"):
-            path = self._config.rootpath / report.nodeid
             self._modules.setdefault(report.nodeid, Module(report.nodeid, path))
         elif "::" not in report.nodeid:
-            path = self._config.rootpath / report.nodeid
             real = Path(os.path.realpath(path))
             proposed = self._proposal is not None and self._proposal in (real, *real.parents)
             proposed = proposed or is_proposal(Path(self._relative(path)))
@@ -254,9 +257,9 @@ class Collection:
             "unwritten": self._unwritten() if orphans or modules else [],
             "selected": [pair for pair in self._selected.items() if orphans or pair[0] != pair[1]],
             "calibrations": [
-                [self._relative(path / DIRECTORY / CALIBRATION), self._memory_tests_in(path)]
+                [self._relative(file), _memory_tests(self._modules_in(path))]
                 for path in whole
-                if os.path.exists(path / DIRECTORY / CALIBRATION)
+                if os.path.exists(file := path / DIRECTORY / CALIBRATION)
             ],
         }
 
@@ -290,20 +293,12 @@ class Collection:
 
     def _unwritten(self) -> list[str]:
         modules = [m for m in self._modules.values() if not _has_file(m.path)]
-        tests = [f"{m.nodeid}::{test}" for m in modules for test in sorted(m.memory_tests)]
         root = self._config.rootpath
         others = [n for n in self._incomplete if n.endswith(".py") and "::" not in n]
-        return tests + [n for n in sorted(others) if not _has_file(root / n)]
+        return _memory_tests(modules) + [n for n in sorted(others) if not _has_file(root / n)]
 
     def _modules_in(self, directory: Path) -> list[Module]:
         return [module for module in self._modules.values() if module.path.parent == directory]
-
-    def _memory_tests_in(self, directory: Path) -> list[str]:
-        return [
-            f"{module.nodeid}::{test}"
-            for module in self._modules_in(directory)
-            for test in sorted(module.memory_tests)
-        ]
 
     def _relative(self, path: Path) -> str:
         return relative(path, self._config.rootpath)

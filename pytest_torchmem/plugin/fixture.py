@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import pytest
 
 from pytest_torchmem.checks import MARKER
-from pytest_torchmem.checks.request import CheckTarget, worlds_of
+from pytest_torchmem.checks.request import CheckTarget, gpu_name, worlds_of
 from pytest_torchmem.errors import UsageError, refuse_misspelt
 from pytest_torchmem.plugin.checker import Checker
 from pytest_torchmem.plugin.failure import MemoryCheckFailed, shown_at_the_call
@@ -142,15 +142,15 @@ class Torchmem:
         settings, budget = self._checker.context.settings, self._checker.budget
         on_cuda = gpu is not None or self._on_cuda(target)
         where = device or ("cuda" if on_cuda else (budget.devices or settings.devices)[0])
-        on_gpu = self._checker.named_gpu(gpu) if where == "cuda" else gpu
+        if where == "cuda" and (gpu is not None or budget.gpu or settings.gpu_named):
+            gpu = gpu_name(settings, budget, gpu)
         with shown_at_the_call():
             world = None if "world_size" in kwargs else worlds_of(settings, budget)[0]
-            options = self._checker.trace_options(where, on_gpu, world)
-            options |= kwargs
+            options = self._checker.trace_options(where, gpu, world) | kwargs
             if isinstance(size := options.get("world_size"), int):
                 traced = World(size, options.get("rank", 0))
                 self._checker.standing.refuse_other_worlds(self._checker.item, [traced])
-            return _trace(target, *args, **options)
+            return _tracer()(target, *args, **options)
 
     def _on_cuda(self, target: Any) -> str:
         """Return what a function would find on cuda; a module is moved to each device."""
@@ -190,7 +190,7 @@ def judged(item: pytest.Item, checker: Checker) -> Iterator[None]:
             item.obj = body  # type: ignore[attr-defined]
         return
     yield
-    if checker.context.settings.disabled or checker.failed_unseen:
+    if checker.context.settings.disabled or checker.swallowed():
         return
     if not checker.checked:
         raise MemoryCheckFailed(
@@ -271,16 +271,16 @@ def _target(
 ) -> CheckTarget:
     """Return the target of a check; ``real(target)`` is the context of its real run."""
     of_step = {key: value for key, value in kwargs.items() if key not in _OF_TRACES}
-
-    states: list[ProgramState | None] = []
+    states: list[ProgramState] = []
 
     def run(device: str, gpu: str | None, world: World | None, **others: Any) -> MemoryProfile:
-        if states and states[0] is not None:
+        trace = _tracer()
+        if states:
             states[0].restore()  # on each device as on the first
         elif not _is_module(target):  # which a trace leaves as it was
             states.append(_state_of(target, args, kwargs))
         options = checker.trace_options(device, gpu, world)
-        return _trace(target, *args, **{**options, **kwargs, **others})
+        return trace(target, *args, **{**options, **kwargs, **others})
 
     def run_for_real() -> MeasuredProfile:
         from pytest_torchmem.measurement.measured import MeasuredProfile, measure
@@ -326,14 +326,9 @@ def _target_of_sizes(
     return replace(at_first, scale=of_sizes.scale)
 
 
-def _state_of(*reached: Any) -> ProgramState | None:
-    """Return what a function finds before its first trace, ``None`` where torch is missing."""
-    try:
-        from pytest_torchmem.journal.contents import ProgramState, Reached
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        return None
+def _state_of(*reached: Any) -> ProgramState:
+    from pytest_torchmem.journal.contents import ProgramState, Reached
+
     return ProgramState(Reached(*reached), keeps=True)
 
 
@@ -342,7 +337,8 @@ def _is_module(target: Any) -> bool:
     return torch is not None and isinstance(target, torch.nn.Module)
 
 
-def _trace(target: Any, *args: Any, **options: Any) -> MemoryProfile:
+def _tracer() -> Callable[..., MemoryProfile]:
+    """Return ``trace``; raises ``UsageError`` where torch is missing."""
     try:
         from pytest_torchmem.tracing.trace import trace
     except ModuleNotFoundError as error:
@@ -352,4 +348,4 @@ def _trace(target: Any, *args: Any, **options: Any) -> MemoryProfile:
             "not checked: torch is not installed in this environment. "
             "Install it, or deselect the memory tests"
         ) from None
-    return trace(target, *args, **options)
+    return trace

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_torchmem.checks import MARKER, SELECTED_BY, SIGNATURE, STAND_IN
-from pytest_torchmem.plugin import options, start
+from pytest_torchmem.plugin import hookspec, options, start
 from pytest_torchmem.printable import printable
 from pytest_torchmem.snapshots.location import DIRECTORY
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from pytest_torchmem.plugin.collection import Collection
     from pytest_torchmem.plugin.failure import OtherProcesses
     from pytest_torchmem.plugin.fixture import Torchmem
-    from pytest_torchmem.plugin.hookspec import PluginRegistrations
     from pytest_torchmem.plugin.standing import StandingGpus
     from pytest_torchmem.tracing.layers import StandingGpu
 
@@ -44,15 +43,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
-    from pytest_torchmem.plugin import hookspec
-
     pluginmanager.add_hookspecs(hookspec)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None]:
     """Let the first ``conftest.py`` files see the GPU of ``--torchmem-fake-cuda``."""
-    name = options.fake_gpu_of_suite(early_config)
+    name = start.written_early(early_config, "torchmem_fake_cuda")
     if not name:
         return (yield)
     from pytest_torchmem.errors import UsageError
@@ -95,7 +92,7 @@ class _RunHooks:
         self.config = config
         self.is_worker = hasattr(config, "workerinput")
         self._settings: Settings | None = None
-        self._registrations: PluginRegistrations | None = None
+        self._registrations = hookspec.PluginRegistrations(config)
         self._collection: Collection | None = None
         self._context: Context | None = None
         self._collect_reports: list[pytest.CollectReport] = []
@@ -127,19 +124,19 @@ class _RunHooks:
         if self._settings is None:
             from pytest_torchmem.plugin.settings import read_settings
 
-            self.registrations().gpus()
+            self._registrations.gpus()
             self._settings = read_settings(self.config)
         return self._settings
 
     def standing(self, suite: StandingGpu | None = None) -> StandingGpus:
         """The fake GPUs that fixtures see: that of the whole ``suite``, if it has one."""
         if self._standing is None:
-            from pytest_torchmem.plugin.checker import RankHooks
-            from pytest_torchmem.plugin.standing import StandingGpus, StandingHooks
+            from pytest_torchmem.plugin.standing import StandingGpus
 
-            self._standing = StandingGpus(self.settings(), suite)
-            self.config.pluginmanager.register(StandingHooks(self._standing))
-            self.config.pluginmanager.register(RankHooks(self._standing, self.checker))
+            self._standing = StandingGpus(
+                self.settings(), lambda item, failed: self.checker(item).one_failure(failed), suite
+            )
+            self.config.pluginmanager.register(self._standing)
         return self._standing
 
     def _stand_for_suite(self) -> None:
@@ -181,14 +178,6 @@ class _RunHooks:
         except UsageError as error:
             raise pytest.UsageError(str(error)) from None
 
-    def registrations(self) -> PluginRegistrations:
-        """What plugins add to the profiler for this run."""
-        if self._registrations is None:
-            from pytest_torchmem.plugin.hookspec import PluginRegistrations
-
-            self._registrations = PluginRegistrations(self.config)
-        return self._registrations
-
     def collection(self) -> Collection:
         """What this process collected, worked out when first asked for."""
         if self._collection is None:
@@ -213,14 +202,9 @@ class _RunHooks:
             from pytest_torchmem.plugin.failure import OtherProcesses
 
             if self._context is None:
-                self._context = Context(
-                    self.settings(),
-                    {},
-                    Calibrations(self.settings()),
-                    confirmations=self._confirmations,
-                )
-            if self._others is None:
-                self._others = OtherProcesses()
+                settings = self.settings()
+                self._context = Context(settings, Calibrations(settings), self._confirmations)
+            self._others = self._others or OtherProcesses()
             item.stash[_CHECKER] = Checker(
                 item, self._context, self.collection(), self.standing(), self._lost, self._others
             )
@@ -241,8 +225,7 @@ class _RunHooks:
         ):
             from pytest_torchmem.plugin.settings import refuse_unreadable
 
-            if self.config.hook.pytest_torchmem_register_gpus.get_hookimpls():
-                self.registrations().gpus()
+            self._registrations.gpus()
             refuse_unreadable(report)
         if report.passed and seen is not None:
             seen.members = list(report.result)
@@ -276,11 +259,8 @@ class _RunHooks:
     def pytest_runtestloop(self, session: pytest.Session) -> None:
         """Add what plugins know of GPUs and operators, before any test can trace."""
         if not session.config.option.collectonly:
-            hook = self.config.hook
-            if hook.pytest_torchmem_register_gpus.get_hookimpls():
-                self.registrations().gpus()
-            if hook.pytest_torchmem_register_operators.get_hookimpls():
-                self.registrations().operators()
+            self._registrations.gpus()
+            self._registrations.operators()
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:

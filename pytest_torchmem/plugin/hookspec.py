@@ -84,15 +84,17 @@ class PluginRegistrations:
 
     def gpus(self) -> None:
         """Add the GPUs of plugins that have not been asked; needs no torch."""
-        from pytest_torchmem.targets.gpus import Gpu, register_gpu
+        if self._config.hook.pytest_torchmem_register_gpus.get_hookimpls():
+            from pytest_torchmem.targets.gpus import Gpu, register_gpu
 
-        self._ask(_GPUS, Gpu, register_gpu)
+            self._ask(_GPUS, Gpu, register_gpu)
 
     def operators(self) -> None:
         """Add what plugins that have not been asked say of operators."""
-        from pytest_torchmem.operators.custom_operators import OperatorModel, register_operator
+        if self._config.hook.pytest_torchmem_register_operators.get_hookimpls():
+            from pytest_torchmem.operators.custom_operators import OperatorModel, register_operator
 
-        self._ask(_OPERATORS, OperatorModel, register_operator)
+            self._ask(_OPERATORS, OperatorModel, register_operator)
 
     def _ask(self, name: str, kind: type[T], register: Callable[[T], Callable[[], None]]) -> None:
         from pytest_torchmem.errors import UsageError  # every run imports this module

@@ -147,14 +147,6 @@ def add_options(parser: pytest.Parser) -> None:
             parser.addini(_destination(option), text, type=kind, default=None)
 
 
-def fake_gpu_of_suite(config: pytest.Config) -> str:
-    """Return the GPU of ``--torchmem-fake-cuda`` as it is written, "" for none."""
-    known = config.known_args_namespace
-    given = getattr(config.option, "torchmem_fake_cuda", None)
-    given = given or getattr(known, "torchmem_fake_cuda", None)
-    return str(given or config.getini("torchmem_fake_cuda") or "")
-
-
 def something_is_set(config: pytest.Config) -> bool:
     """Tell whether the command line or the ini file says anything about memory tests."""
     return config.getoption("torchmem_update") is not None or any(

@@ -18,7 +18,7 @@ from pytest_torchmem.checks.result import Outcome
 from pytest_torchmem.errors import SnapshotError
 from pytest_torchmem.plugin.failure import UNUSED
 from pytest_torchmem.plugin.start import let_fail
-from pytest_torchmem.plugin.update import Gone, Tests, Update, find_gone
+from pytest_torchmem.plugin.update import Gone, Update, find_gone
 from pytest_torchmem.reports.files import build, write_reports
 from pytest_torchmem.reports.growth import explained
 from pytest_torchmem.reports.summary import Check, Summary
@@ -225,7 +225,8 @@ class Run:
             self._modules.values(),
             sorted(self._orphans or ()),
             sorted(self._unwritten),
-            Tests(self._decision, self._is_unchecked),
+            self._decision,
+            self._is_unchecked,
             seen,
         )
 

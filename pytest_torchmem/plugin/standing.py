@@ -20,8 +20,9 @@ import pytest
 from pytest_torchmem.checks import MARKER, VALUES_MODES
 from pytest_torchmem.checks.request import Settings, Worlds, gpu_name, parse_choice
 from pytest_torchmem.errors import UsageError, add_note
+from pytest_torchmem.plugin.failure import MemoryCheckFailed
 from pytest_torchmem.plugin.settings import budget_of
-from pytest_torchmem.plugin.start import checks_memory
+from pytest_torchmem.plugin.start import checks_memory, written_early
 from pytest_torchmem.plugin.worlds import (
     StandingWorlds,
     VariablesRead,
@@ -45,8 +46,6 @@ if TYPE_CHECKING:
 
 
 _Fixture = pytest.FixtureDef[Any]
-_ALONE: pytest.StashKey[bool] = pytest.StashKey()
-"""Whether a test is run as one of its processes after the other."""
 _NAMES_CPU = (
     "the marker of the test names cpu alone, so its fixtures see no fake GPU. If one puts "
     'something on cuda, name that: memory_budget(..., device="cuda")'
@@ -102,15 +101,24 @@ class SetUp:
 
 
 class StandingGpus:
-    """The fake GPUs of one run, and the fixtures that saw them."""
+    """The fake GPUs of one run, the fixtures that saw them, and the hooks by which they do."""
 
-    def __init__(self, settings: Settings, suite: StandingGpu | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        merged: Callable[[pytest.Item, Sequence[MemoryCheckFailed]], MemoryCheckFailed],
+        suite: StandingGpu | None = None,
+    ) -> None:
         self._settings = settings
+        self._merged = merged
+        """Makes one failure of those of several ranks."""
         self._suite = suite
         self._gpus: dict[Seen, StandingGpu] = {}
         self._set_up: dict[int, SetUp] = {}
         self._tests: dict[tuple[str, Seen], tuple[int, ...]] = {}
         """How much had been made on a GPU before a test, by the test's id."""
+        self._one_by_one: pytest.Item | None = None
+        """The test that is run as one of its processes after the other."""
         self._real: bool | None = None
         self._worlds = StandingWorlds(settings)
 
@@ -169,17 +177,6 @@ class StandingGpus:
         gpu = self.seen_by(item)
         return self.standing(gpu).on() if gpu is not None else nullcontext()
 
-    def explain(self, item: pytest.Item, error: BaseException) -> None:
-        """Say on an error of a fixture why it sees no GPU, where other memory tests have one."""
-        told = _NAMES_CPU in getattr(error, "__notes__", ())  # pytest keeps it for other tests
-        if self._is_for_cpu(item) and str(error).startswith(_NO_CUDA) and not told:
-            add_note(error, _NAMES_CPU)
-
-    def still_seen(self, item: pytest.Item) -> AbstractContextManager[object]:
-        """Let a report of a test see its GPU, where there is anything on it."""
-        there = self._suite is not None or self.seen_by(item) in self._gpus
-        return self.seen(item) if there else nullcontext()
-
     def _fixtures_are_real(self) -> bool:
         """Whether checks run on a real GPU, or not at all, as where there is no torch."""
         if self._real is None:
@@ -191,12 +188,6 @@ class StandingGpus:
         return self._real
 
     # -- one test ----------------------------------------------------------------------------------
-
-    def begin(self, item: pytest.Item) -> None:
-        """Tear down what the test shares with tests that see another GPU, or none."""
-        self._worlds.begin(item)
-        self._note_begin(item)
-        self._finish(item, lambda found: found.holds_reducer and found.traced)
 
     def _note_begin(self, item: pytest.Item) -> None:
         gpu = self.seen_by(item)
@@ -245,18 +236,9 @@ class StandingGpus:
         goes_by_rank = any(one.in_world or one.on_cuda for one in self._used_by(item))
         return worlds if goes_by_rank else ()
 
-    @contextmanager
-    def one_by_one(self, item: pytest.Item) -> Iterator[None]:
-        """Let checks of a test be of the process that it is run as."""
-        item.stash[_ALONE] = True
-        try:
-            yield
-        finally:
-            item.stash[_ALONE] = False
-
     def run_as(self, item: pytest.Item) -> World | None:
         """Return the process that a test is run as, ``None`` where it is run once for all."""
-        return self._worlds.of(item) if item.stash.get(_ALONE, False) else None
+        return self._worlds.of(item) if self._one_by_one is item else None
 
     def traced_now(self, item: pytest.Item, worlds: Worlds) -> Worlds:
         """Return which of the processes of a check are to be traced now."""
@@ -266,23 +248,25 @@ class StandingGpus:
         own = [one for one in worlds if one and (one.size, one.rank) == (now.size, now.rank)]
         return tuple(own) or worlds
 
-    @contextmanager
-    def as_process(self, item: pytest.Function, world: World) -> Iterator[None]:
-        """Be another process of a test, with fixtures of its own."""
+    def _become(self, item: pytest.Function, world: World) -> None:
+        """Let a test be another of its processes, with fixtures of its own."""
         self._worlds.become(item, world)
         with self.seen(item):
             self._note_begin(item)
             self._finish(item, lambda found: False)
             _fill(item)
-        with self.running(item):
-            yield
 
     @contextmanager
     def running(self, item: pytest.Item) -> Iterator[None]:
-        """Let a test see the GPU that its fixtures put anything on; traces have their own."""
+        """Let a test see the GPU that its fixtures put anything on; traces have their own.
+
+        It is in the world in which they have made a process group.
+        """
         sees = self._suite is not None or is_of_unittest(item) or self.on_cuda(item)
-        with self.seen(item) if sees else nullcontext(), self.in_world(item):
-            yield
+        with self.seen(item) if sees else nullcontext():
+            world = self._world_of(item)
+            with self._worlds.on(world if self._worlds.group(world)[0] else None):
+                yield
 
     def renew(self, item: pytest.Item) -> bool:
         """Set up anew what can be traced once and was; return whether there was any."""
@@ -321,11 +305,6 @@ class StandingGpus:
         if names:
             return ", ".join(sorted(names))
         return "setUp" if is_of_unittest(item) and self.present(item) else ""
-
-    def in_world(self, item: pytest.Item) -> AbstractContextManager[object]:
-        """Let a test be in the world in which its fixtures have made a process group."""
-        world = self._world_of(item)
-        return self._worlds.on(world if self._worlds.group(world) else None)
 
     def _world_of(self, item: pytest.Item) -> World | None:
         world = self._worlds.of(item)
@@ -366,16 +345,17 @@ class StandingGpus:
 
     # -- one fixture -------------------------------------------------------------------------------
 
-    @contextmanager
-    def setting_up(self, fixture: _Fixture, request: pytest.FixtureRequest) -> Iterator[None]:
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(
+        self, fixturedef: _Fixture, request: pytest.FixtureRequest
+    ) -> Iterator[None]:
         """Follow what a fixture does as it is set up, and let its teardown see the same GPU."""
-        item = request._pyfuncitem
+        fixture, item = fixturedef, request._pyfuncitem
         gpu = self.seen_by(item)
         traced = checks_memory(item) and (gpu is not None or self._is_for_cpu(item))
         of_machine = gpu is None and not traced
         if of_machine and (fixture.scope == "function" or self._fixtures_are_real()):
-            yield
-            return
+            return (yield)
         from pytest_torchmem.fake_cuda.api.session import questions_noted
 
         world = self._world_of(item)
@@ -384,12 +364,13 @@ class StandingGpus:
         fixture.addfinalizer(teardown.close)  # of all finalizers the last
         standing = None if gpu is None else self.standing(gpu)
         before = () if standing is None else standing.booked
-        group, times = self._worlds.group(world), self._worlds.asked(world)
+        group, times = self._worlds.group(world)
         failed, read = True, VariablesRead()
         try:
             with questions_noted() as asked, self._worlds.on(world), variables_noted() as read:
-                yield
+                value = yield
             failed = False
+            return value
         except (KeyError, ValueError) as error:
             if not traced or not asks_for_world(error):
                 raise
@@ -409,10 +390,9 @@ class StandingGpus:
                 for one in self._set_up.values()
                 if one.gpu == gpu
             )
-            made = self._worlds.group(world)
+            made, times_now = self._worlds.group(world)
             made = None if made is group else made
-            asked_for_group = self._worlds.asked(world) > times
-            found.in_world = made is not None or bool(read.names) or asked_for_group
+            found.in_world = made is not None or bool(read.names) or times_now > times
             found.asked_in_vain = read.in_vain
             if found.in_world:
                 from pytest_torchmem.interception.split_modules import holds_reducer
@@ -423,40 +403,38 @@ class StandingGpus:
             if standing is not None and found.depends:
                 fixture.addfinalizer(lambda: teardown.enter_context(standing.on()))
 
-    def torn_down(self, fixture: _Fixture) -> None:
-        self._set_up.pop(id(fixture), None)
+    def pytest_fixture_post_finalizer(self, fixturedef: _Fixture) -> None:
+        self._set_up.pop(id(fixturedef), None)
 
-    def close(self) -> None:
+    def pytest_unconfigure(self) -> None:
         self._worlds.close()
         for gpu in self._gpus.values():
             gpu.close()
         self._gpus.clear()
 
-
-def _fill(item: pytest.Function) -> None:
-    """Set up what a test uses and is not set up, and let it have that."""
-    item._initrequest()  # pytest-rerunfailures does so, too
-    item.setup()
-
-
-class StandingHooks:
-    def __init__(self, gpus: StandingGpus) -> None:
-        self._gpus = gpus
+    # -- the run of a test -------------------------------------------------------------------------
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Iterator[None]:
-        """Set up with the GPU; conditions of ``skipif`` that are texts are worked out with it."""
-        with self._gpus.seen(item):
-            self._gpus.begin(item)
+        """Set up with the GPU; conditions of ``skipif`` that are texts are worked out with it.
+
+        What the test shares with tests that see another GPU, or none, is torn down before.
+        """
+        with self.seen(item):
+            self._worlds.begin(item)
+            self._note_begin(item)
+            self._finish(item, lambda found: found.holds_reducer and found.traced)
             try:
                 return (yield)
             except (AssertionError, RuntimeError) as error:
-                self._gpus.explain(item, error)
+                told = _NAMES_CPU in getattr(error, "__notes__", ())  # pytest keeps it for others
+                if self._is_for_cpu(item) and str(error).startswith(_NO_CUDA) and not told:
+                    add_note(error, _NAMES_CPU)
                 raise
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
-        with self._gpus.running(item):
+        with self.running(item):
             return (yield)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -465,7 +443,8 @@ class StandingHooks:
         with ExitStack() as stack:
             if call.excinfo is not None:
                 with suppress(Exception):  # raised here, it would end the run
-                    stack.enter_context(self._gpus.still_seen(item))
+                    if self._suite is not None or self.seen_by(item) in self._gpus:
+                        stack.enter_context(self.seen(item))
             return (yield)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -478,27 +457,53 @@ class StandingHooks:
         try:
             with ExitStack() as stack:
                 try:
-                    stack.enter_context(self._gpus.seen(item))
+                    stack.enter_context(self.seen(item))
                 except Exception as error:
                     failure = error
                 yield
         finally:
-            self._gpus.end(item)
+            self.end(item)
         if failure is not None:
             raise failure
 
-    @pytest.hookimpl(wrapper=True)
-    def pytest_fixture_setup(
-        self, fixturedef: _Fixture, request: pytest.FixtureRequest
-    ) -> Iterator[None]:
-        with self._gpus.setting_up(fixturedef, request):
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> Iterator[None]:
+        """Run a test once as each of its processes, as launchers do, if its fixtures ask for that.
+
+        Between two of them fixtures that go by the process are torn down and set up again.
+        """
+        if self._one_by_one is pyfuncitem:
             return (yield)
+        worlds = self.processes(pyfuncitem)
+        if not worlds:
+            return (yield)
+        failed: list[MemoryCheckFailed] = []
+        result, self._one_by_one = None, pyfuncitem
+        try:
+            for world in worlds:
+                try:
+                    if world is worlds[0]:
+                        result = yield
+                        continue
+                    self._become(pyfuncitem, world)
+                    with self.running(pyfuncitem):
+                        pyfuncitem.ihook.pytest_pyfunc_call(pyfuncitem=pyfuncitem)
+                except MemoryCheckFailed as error:
+                    failed.append(error)
+                except Exception as error:
+                    add_note(error, f"(the test ran as {world})")
+                    raise
+        finally:
+            self._one_by_one = None
+        if failed:
+            raise self._merged(pyfuncitem, failed)
+        return result
 
-    def pytest_fixture_post_finalizer(self, fixturedef: _Fixture) -> None:
-        self._gpus.torn_down(fixturedef)
 
-    def pytest_unconfigure(self) -> None:
-        self._gpus.close()
+def _fill(item: pytest.Function) -> None:
+    """Set up what a test uses and is not set up, and let it have that."""
+    item._initrequest()  # pytest-rerunfailures does so, too
+    item.setup()
 
 
 _PEAK = "torchmem.allocated_peak"
@@ -525,15 +530,12 @@ def gpu_of(config: pytest.Config, name: str) -> StandingGpu:
             raise UsageError(
                 "--torchmem-fake-cuda: torch is not installed in this environment"
             ) from None
-        given = config.known_args_namespace
-        written = getattr(given, "torchmem_allocator", None)
-        allocator = written or config.getini("torchmem_allocator") or ""
-        values = getattr(given, "torchmem_values", None) or config.getini("torchmem_values")
+        values = written_early(config, "torchmem_values") or VALUES_MODES[0]
         gpu = config.stash[_GPU] = StandingGpu(
             found,
-            allocator=str(allocator),
+            allocator=written_early(config, "torchmem_allocator"),
             limited=True,
-            values=parse_choice(values or VALUES_MODES[0], "torchmem_values", VALUES_MODES),
+            values=parse_choice(values, "torchmem_values", VALUES_MODES),
             of_suite=True,
         )
         config.add_cleanup(gpu.close)

@@ -1,4 +1,4 @@
-"""Tests as a run first met them, and what is told where the plugin itself fails.
+"""Tests and options as a run first met them, and what is told where the plugin itself fails.
 
 Every run imports this. A test may have replaced what everything is made of (``open``,
 ``__import__``), and not put it back, so nothing is imported where the plugin itself fails.
@@ -30,6 +30,13 @@ class SeenFile:
 def states_of(module: Path) -> list[str]:
     """Return what differs once a test module or its snapshots have been changed."""
     return [state_of(module), state_of(snapshot_path(module))]
+
+
+def written_early(config: pytest.Config, name: str) -> str:
+    """Return an option or ini key as it is written, "" for none, before options are read."""
+    namespaces = (config.option, config.known_args_namespace)
+    given = next(filter(None, (getattr(known, name, None) for known in namespaces)), None)
+    return str(given or config.getini(name) or "")
 
 
 def note_id(item: pytest.Item) -> None:

@@ -72,20 +72,16 @@ def _several(keys: Iterable[Key]) -> str:
     return first_of(dict.fromkeys(key.test for key in keys))
 
 
-@dataclass(frozen=True, slots=True)
-class Tests:
-    """What became of the tests of a run, by node id."""
-
-    outcome: Callable[[str], str]
-    is_unchecked: Callable[[str], bool]
-    """Whether it passed without a check that came to a result."""
-
-
 class _File:
     """A snapshot file and the modules whose it is: several, where links make their files one."""
 
     def __init__(
-        self, root: Path, modules: Sequence[Mapping[str, Any]], tests: Tests, links: location.Links
+        self,
+        root: Path,
+        modules: Sequence[Mapping[str, Any]],
+        outcome: Callable[[str], str],
+        is_unchecked: Callable[[str], bool],
+        links: location.Links,
     ) -> None:
         self.path = min(module["file"] for module in modules)
         self.paths = {module["file"] for module in modules}
@@ -95,12 +91,12 @@ class _File:
         """The node ids of its memory tests, and what they are called in the file."""
         for module in modules:
             for test in module["tests"]:
-                found = tests.outcome(f"{module['nodeid']}::{test}")
+                found = outcome(f"{module['nodeid']}::{test}")
                 if self.outcomes.get(test, "passed") == "passed":
                     self.outcomes[test] = found
             of_memory = {f"{module['nodeid']}::{t}": t for t in module["memory_tests"] or ()}
             self.memory_tests |= of_memory
-            self.unchecked.update(t for node, t in of_memory.items() if tests.is_unchecked(node))
+            self.unchecked.update(t for node, t in of_memory.items() if is_unchecked(node))
         known = [module["members"] for module in modules]
         self.members = None if None in known else {name for some in known for name in some}
         self.hidden = {test for module in modules for test in module["hidden"]}
@@ -127,16 +123,18 @@ def find_gone(
     modules: Iterable[Mapping[str, Any]],
     orphans: Iterable[str],
     unwritten: Iterable[str],
-    tests: Tests,
+    outcome: Callable[[str], str],
+    is_unchecked: Callable[[str], bool],
     seen: Mapping[str, set[Key]],
 ) -> Gone:
     """Return what is gone.
 
-    ``modules``, ``orphans`` and ``unwritten`` are what ``Collection.to_plain`` gave, ``seen`` has
-    the keys that checks asked for, by file.
+    ``modules``, ``orphans`` and ``unwritten`` are what ``Collection.to_plain`` gave; a test by its
+    node id ``is_unchecked`` if it passed without a check that came to a result; ``seen`` has the
+    keys that checks asked for, by file.
     """
     gone = Gone()
-    heirs = [test for test in unwritten if tests.outcome(test) != "passed"]
+    heirs = [test for test in unwritten if outcome(test) != "passed"]
     annotated: dict[str, set[Key]] = {}
     series = {key.torch_series for keys in seen.values() for key in keys}
     by_path: dict[str, list[Mapping[str, Any]]] = {}
@@ -144,7 +142,7 @@ def find_gone(
         by_path.setdefault(os.path.realpath(root / module["file"]), []).append(module)
     links = location.Links()
     for sharing in by_path.values():
-        file = _File(root, sharing, tests, links)
+        file = _File(root, sharing, outcome, is_unchecked, links)
         try:
             stored = store.read(root / file.path)
             asked = {key for path in file.paths for key in seen.get(path, ())}
@@ -410,9 +408,9 @@ class Update:
         ran = {key.test for key in accepted}
         if tests is not None and not set(tests) - known - ran:
             return gone
-        old = [("", stored.entries[key]) for key in gone if key in stored.entries]
-        new = [("", entry) for key, entry in accepted.items() if key not in stored.entries]
-        for (_, before), (_, after) in sorted(store.moves(old, new, certain=True).items()):
+        old = [stored.entries[key] for key in gone if key in stored.entries]
+        new = [entry for key, entry in accepted.items() if key not in stored.entries]
+        for before, after in store.renames(old, new):
             notes = stored.entries[before].is_annotated
             by_hand = ". What was written into it stays there: copy it by hand" if notes else ""
             self.hints.append(

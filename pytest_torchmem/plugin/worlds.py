@@ -95,13 +95,12 @@ class StandingWorlds:
                     else:
                         os.environ[name] = old
 
-    def group(self, world: World | None) -> object:
-        """Return the default process group that fixtures have made in it."""
-        return self._worlds[world].groups.default if world in self._worlds else None
-
-    def asked(self, world: World | None) -> int:
-        """Return how often something has asked for a group of it that is there."""
-        return self._worlds[world].asked if world in self._worlds else 0
+    def group(self, world: World | None) -> tuple[object, int]:
+        """Return the default process group that fixtures have made in it, and how often something
+        has asked for a group of it that is there.
+        """
+        found = self._worlds.get(world) if world is not None else None
+        return (found.groups.default, found.asked) if found is not None else (None, 0)
 
     def end_group(self, world: World | None, group: object) -> None:
         """Forget a group whose fixture is torn down and has not destroyed it."""

@@ -118,7 +118,7 @@ def differences(base: Entries, head: Entries, option: Level) -> list[Difference]
 def notes_on(comparison: Comparison) -> list[str]:
     """Return what else is different: the workload, torch."""
     notes = ["different workload"] if comparison.workload_changed else []
-    if comparison.torch_changed:
+    if comparison.torch_before != comparison.torch_now:
         notes.append(f"torch {comparison.torch_before} → {comparison.torch_now}")
     return notes
 

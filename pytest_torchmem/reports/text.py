@@ -481,7 +481,7 @@ def _circumstances(
             "Unknown values decided sizes, so the figures are upper bounds. values='real' computes "
             "the values, and exact figures"
         )
-    if comparison.torch_changed:
+    if comparison.torch_before != comparison.torch_now:
         yield (
             f"The snapshot comes from torch {printable(comparison.torch_before)} and this run uses "
             f"torch {comparison.torch_now}, which may be the cause"

@@ -136,10 +136,6 @@ class Comparison:
         alone = {Verdict.GREW, Verdict.SHRANK} - {peak}
         return tuple(c for c in self.changes if c.figure != ALLOCATED or c.verdict in alone)
 
-    @property
-    def torch_changed(self) -> bool:
-        return self.torch_before != self.torch_now
-
 
 def compare(before: Entry, now: Entry, levels: Sequence[Level]) -> Comparison:
     """Return how ``now`` stands to ``before`` under the tolerances ``levels``, closest first."""

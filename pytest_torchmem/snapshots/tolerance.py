@@ -121,11 +121,8 @@ def parse_rule_lines(text: str, source: str) -> Level:
         if not line or line.startswith("#"):
             continue
         selector, colon, tolerance = line.rpartition(":")
-        if not colon:
-            rules.append(ToleranceRule(tolerance_in(line, source), source))
-        else:
-            where = f"{source} ({selector.strip()})"
-            rules.append(_select(selector, tolerance_in(tolerance.strip(), source), where))
+        where = f"{source} ({selector.strip()})" if colon else source
+        rules.append(_select(selector, tolerance_in(tolerance.strip(), source), where))
     return tuple(rules)
 
 

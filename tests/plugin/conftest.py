@@ -290,7 +290,8 @@ import pytest_torchmem.plugin.fixture, pytest_torchmem.plugin.standing
 pytest_torchmem.checks.gpu.run_for_real = lambda *given: None
 if "torch" not in sys.modules:
     pytest_torchmem.checks.calibrations.Calibrations.measure = lambda *given: None
-    pytest_torchmem.plugin.fixture._state_of = lambda *given: None
+    state = types.SimpleNamespace(restore=lambda: None)
+    pytest_torchmem.plugin.fixture._state_of = lambda *given: state
     pytest_torchmem.plugin.standing.find_torch = lambda: None
 
 double = types.ModuleType("pytest_torchmem.tracing.trace")
