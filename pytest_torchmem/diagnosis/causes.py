@@ -34,8 +34,7 @@ KEPT = (Role.EARLIER, Role.HELD, Role.OTHER)
 """What somebody keeps, who is nearer to the cause."""
 CONVERTS = "aten::_to_copy"
 """The operator of ``Tensor.to``: what it makes has another type, or is on another device."""
-OF_BACKWARD = (Role.GRADIENT, Role.GRADIENT_TEMPORARY, Role.WORKSPACE)
-"""What operators make that the program has not called by themselves."""
+
 _OF_FORWARD = (*MADE, Role.EARLIER)
 _NARROW = (
     *("bool", "uint8", "int8", "int16", "int32"),

@@ -15,15 +15,9 @@ from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 from pytest_torchmem.diagnosis import rules  # noqa: F401
-from pytest_torchmem.diagnosis.causes import (
-    OF_BACKWARD,
-    Cause,
-    Evidence,
-    Watched,
-    find_causes,
-    listed,
-)
+from pytest_torchmem.diagnosis.causes import Cause, Evidence, Watched, find_causes, listed
 from pytest_torchmem.diagnosis.difference import (
+    OF_BACKWARD,
     MomentDifference,
     Row,
     difference,
@@ -85,10 +79,8 @@ class Diagnosis:
     @property
     def leading_row(self) -> Row | None:
         """The row that stands for the growth: that of the first cause, else the largest."""
-        for cause in self.causes[:1]:
-            if cause.row is not None:
-                return cause.row
-        return next(iter(self.difference.came), None)
+        named = (cause.row for cause in self.causes[:1])
+        return next((row for row in (*named, *self.difference.came) if row is not None), None)
 
     @property
     def place(self) -> tuple[str, str]:
@@ -278,8 +270,11 @@ def ends_of_steps(timeline: Timeline) -> tuple[int, str, list[int]]:
 
     Where the forward of the next step tells, the last one has no end.
     """
-    starts = starts_of_steps(timeline)
-    found = [(len(starts), "forwards", starts[1:])]
+    forwards: dict[int, int] = {}
+    for (start, _, phase), step in zip(timeline.spans(), timeline.steps(), strict=True):
+        if phase is Phase.FORWARD:
+            forwards.setdefault(step, start)
+    found = [(len(forwards), "forwards", [*forwards.values()][1:])]
     for phase, name in ((Phase.OPTIMIZER, "steps of an optimizer"), (Phase.BACKWARD, "backwards")):
         stops = [stop for _, stop, one in timeline.spans() if one is phase]
         # What is last goes on to the end of the program, where everything is freed.
@@ -288,12 +283,3 @@ def ends_of_steps(timeline: Timeline) -> tuple[int, str, list[int]]:
     found.append((len(calls), "calls of a module", calls[1:]))
     enough = [one for one in found if one[0] >= FEWEST]
     return enough[0] if enough else max(found, key=lambda one: one[0])
-
-
-def starts_of_steps(timeline: Timeline) -> list[int]:
-    """Return where the forward of each step begins."""
-    starts: dict[int, int] = {}
-    for (start, _, phase), step in zip(timeline.spans(), timeline.steps(), strict=True):
-        if phase is Phase.FORWARD:
-            starts.setdefault(step, start)
-    return list(starts.values())

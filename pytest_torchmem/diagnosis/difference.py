@@ -25,8 +25,8 @@ from pytest_torchmem.snapshots.format import Entry
 
 _Placed = tuple[int, str, str, str, str]
 """An operator: its line, module and name, the numbers of modules, and the role of its output."""
-_OF_BACKWARD = (Role.GRADIENT, Role.GRADIENT_TEMPORARY, Role.WORKSPACE)
-"""What is made for one of several equal calls alone, the last of the forward."""
+OF_BACKWARD = (Role.GRADIENT, Role.GRADIENT_TEMPORARY, Role.WORKSPACE)
+"""What operators make that the program has not called by themselves."""
 
 
 def moved_lines(before: Collection[Group], now: Collection[Group]) -> dict[str, str]:
@@ -73,7 +73,8 @@ def _by_file(groups: Iterable[Group], of_numbers: bool) -> dict[str, set[_Placed
     for group in groups:
         one = group.what
         file, _, number = one.line.rpartition(":")
-        if number.isdecimal() and one.role not in _OF_BACKWARD:
+        # Of several equal calls a backward is that of one alone, the last of the forward.
+        if number.isdecimal() and one.role not in OF_BACKWARD:
             numbers = group.numbers if of_numbers else ""
             own = int(number), one.module, one.source, numbers, one.role
             found.setdefault(file, set()).add(own)

@@ -11,7 +11,7 @@ from pytest_torchmem.profile.timeline import Allocation, Kind, OperatorCall, Ori
 
 _ZERO = ("aten::zero_", "aten::_foreach_zero_")
 _MOST_ANCESTORS, _MOST_CALLS = 200, 20
-_STANDING = (Kind.PARAMETER, Kind.BUFFER, Kind.INPUT)
+STANDING = (Kind.PARAMETER, Kind.BUFFER, Kind.INPUT)
 
 
 class Provenance:
@@ -118,7 +118,7 @@ class Provenance:
             index = reads[0]
             seen.add(index)
             found = self._allocations[index]
-            if found.kind in _STANDING:
+            if found.kind in STANDING:
                 break
         return found
 
@@ -131,7 +131,7 @@ class Provenance:
         found = self._allocations
         own, seen = found[index], {index}
         while reads := self.reads(index):
-            new = [one for one in reads if one not in seen and found[one].kind not in _STANDING]
+            new = [one for one in reads if one not in seen and found[one].kind not in STANDING]
             same = [one for one in new if found[one].dtype == own.dtype]
             like = [one for one in same if prod(found[one].shape) >= prod(own.shape)]
             if not same:
@@ -152,11 +152,8 @@ class Provenance:
 
     def first_made(self, tensor: tuple[str, tuple[int, ...]]) -> int:
         """Return the index of the first tensor of a type and a shape, and no parameter, or -1."""
-        made = (i for i, one in enumerate(self._allocations) if one.kind not in _STANDING)
-        own = (
-            i for i in made if tensor == (self._allocations[i].dtype, self._allocations[i].shape)
-        )
-        return next(own, -1)
+        made = (one for one in enumerate(self._allocations) if one[1].kind not in STANDING)
+        return next((index for index, one in made if (one.dtype, one.shape) == tensor), -1)
 
     def only_maker(self, tensor: tuple[str, tuple[int, ...]]) -> Origin | None:
         """Return who made all tensors of a type and a shape in the forward, if one line did."""
@@ -180,7 +177,7 @@ class Provenance:
         while waiting and len(seen) < _MOST_ANCESTORS:
             at = waiting.popleft()
             found = [one for one in self.reads(at) if size in self._allocations[one].shape]
-            found = [one for one in found if self._allocations[one].kind not in _STANDING]
+            found = [one for one in found if self._allocations[one].kind not in STANDING]
             first = at if not found else first
             waiting.extend(one for one in found if one not in seen)
             seen.update(found)
@@ -216,18 +213,9 @@ class Provenance:
             if pattern == module and all(one in star or not star for one, star in wanted):
                 yield from _read(call)
 
-    def last_reader(self, index: int) -> Origin | None:
-        """Return the last operator of the forward that reads an allocation, and did not make it."""
-        readers = (call.origin for call in reversed(self._forward) if index + 1 in call.reads)
-        return next(readers, None)
-
-    def reader_of(self, index: int, module: str = "") -> Origin | None:
-        """Return the first operator that reads an allocation, outside of the backward; the first
-        in a module, a pattern, if one is given.
-        """
-        readers = (call.origin for call in self._forward if index + 1 in call.reads)
-        own = (one for one in readers if not module or fold(one.module)[0] == module)
-        return next(own, None)
+    def readers(self, index: int) -> list[Origin]:
+        """Return the operators of the forward that read an allocation, in their order."""
+        return [call.origin for call in self._forward if index + 1 in call.reads]
 
     def given_to(self, pattern: str) -> set[tuple[str, str, str, tuple[int, ...]]]:
         """Return a module's inputs: by module, operator, type and shape of what made them."""

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from typing import Any, NamedTuple
@@ -155,13 +155,6 @@ def changes_between(before: tuple[Layer, ...], now: tuple[Layer, ...]) -> list[L
         )
         for change, alike in found.items()
     ]
-
-
-def is_switched(evidence: Evidence, patterns: Collection[str]) -> bool:
-    """Tell whether one of these layers is a module of the program's own."""
-    layers = evidence.present(Topic.LAYERS)
-    rows = (row for one in patterns for row in layers.get(one, ()))
-    return any(row.settings and not row.is_of_torch for row in rows)
 
 
 def _shared(layer: Layer, other: Layer) -> int:
@@ -317,7 +310,10 @@ def _of_change(
     calls_others = not evidence.new_operators.isdisjoint(row.what.source for row in inside)
     if change.is_narrower or (change.is_of_rates and calls_others):
         return None
-    if pattern in larger and larger[pattern].are_given_more(numbers):
+    given = larger.get(pattern)
+    # Of several stars all numbers go together: what is given as before tells.
+    as_before = any(are_among(numbers, one.numbers) for one in given.same) if given else True
+    if given and are_among(numbers, given.numbers) and not as_before:
         return None  # what is before it makes more
     own = [row for row in inside if _is_about(row, pattern, numbers)]
     resized = [row for row in evidence.came(Role.PARAMETER) if row.is_resized]
@@ -551,13 +547,6 @@ class _Given(NamedTuple):
     """Those of the modules that are given any of them."""
     same: list[Sized]
     """What others of the pattern are given, as before."""
-
-    def are_given_more(self, numbers: str) -> bool:
-        """Tell whether modules of these numbers are given more: of several stars, of which all
-        numbers go together, what is given as before tells.
-        """
-        as_before = any(are_among(numbers, one.numbers) for one in self.same)
-        return are_among(numbers, self.numbers) and not as_before
 
 
 def _given_larger(evidence: Evidence) -> dict[str, _Given]:

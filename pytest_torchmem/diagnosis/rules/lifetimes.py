@@ -83,8 +83,8 @@ def _calls(facts: Mapping[str, Calls], name: str) -> int:
 @rule("gradients kept", "gradients of an earlier backward are alive in the {phase}: {why}")
 def gradients_kept(evidence: Evidence) -> Cause | None:
     """``zero_grad(set_to_none=False)``, or none at all: gradients stay between two steps."""
-    moment, before = evidence.difference.moment, evidence.before.alive
-    if moment not in (*_FORWARD, "backward_peak") or before is None:
+    moment = evidence.difference.moment
+    if moment not in (*_FORWARD, "backward_peak"):
         return None
     phase = "forward" if moment in _FORWARD else "backward"
     rows = _gradients(evidence)
@@ -107,8 +107,7 @@ def gradients_kept(evidence: Evidence) -> Cause | None:
 @rule("gradients together", "gradients of {modules} are alive together, and were not", last=True)
 def gradients_together(evidence: Evidence) -> Cause | None:
     """Gradients that another step is to use, or none, are there in a step of an optimizer."""
-    moment, before = evidence.difference.moment, evidence.before.alive
-    sides = (before.groups if before is not None else (), evidence.alive.groups)
+    moment, sides = evidence.difference.moment, (evidence.known_groups, evidence.alive.groups)
     then, now = (
         dict.fromkeys(
             one.what.module.partition(".")[0]
@@ -354,7 +353,7 @@ def lives_longer(evidence: Evidence) -> Cause | None:
         longer = f"{verb} longer than before"
         if not is_known:  # what is freed at once is in no snapshot
             longer = f"{are} larger than before, or {are} freed later"
-        reader = evidence.ran.last_reader(evidence.first(first))
+        reader = [None, *evidence.ran.readers(evidence.first(first))][-1]
         if reader is not None and evidence.rose(reader.operator) and not holder:
             start = f"{longer}," if is_known else verb
             them = "it" if count == 1 else "them"
@@ -459,8 +458,6 @@ def _is_more(row: Row) -> bool:
 
 def holder_of(evidence: Evidence, rows: list[Row]) -> str:
     """Return in words what refers to the first of rows of which that is known, "" if none."""
-    for row in rows:
-        found = evidence.watched.holders.get(row.now) if row.now is not None else None
-        if found:
-            return f": {found}"
-    return ""
+    holders = evidence.watched.holders
+    held = (holders.get(row.now, "") for row in rows if row.now is not None)
+    return next((f": {holder}" for holder in held if holder), "")

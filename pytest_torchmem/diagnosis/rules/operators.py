@@ -8,7 +8,6 @@ from operator import eq
 from pytest_torchmem.diagnosis.causes import (
     CONVERTS,
     MADE,
-    OF_BACKWARD,
     WEIGHTY,
     Cause,
     Counted,
@@ -21,7 +20,7 @@ from pytest_torchmem.diagnosis.causes import (
     times,
     total,
 )
-from pytest_torchmem.diagnosis.difference import Row
+from pytest_torchmem.diagnosis.difference import OF_BACKWARD, Row
 from pytest_torchmem.diagnosis.rules.lifetimes import kept_by
 from pytest_torchmem.diagnosis.rules.types import is_known, wider_type
 from pytest_torchmem.figures import HOST
@@ -48,13 +47,11 @@ _SOFTMAX = ("aten::_safe_softmax", "aten::_softmax")
 @rule("attention", "attention fell from {before} to {now}{reason}", sure=True)
 def attention_fell(evidence: Evidence) -> Cause | None:
     """A call of attention that a fused kernel took takes another way, which keeps more."""
-    alive = evidence.before.alive
-    if alive is None:
-        return None
-    sources = [group.what.source for group in alive.groups]
+    sources = [what.source for what in evidence.known()]
     if evidence.then(Topic.OPERATORS):  # what is called as often: the softmax is another one
         sources = [name for name, one in evidence.counts().items() if one.fell]
-    before = _fastest(sources)
+    kernels = {_KERNELS.get(name) for name in sources}
+    before = next((name for name in _ORDER if name in kernels), "")
     if not before:
         return None
     for row in evidence.came():
@@ -72,7 +69,7 @@ def attention_fell(evidence: Evidence) -> Cause | None:
         begun = _begin_of_type(evidence, source) if reason.startswith(_OF_TYPE) else None
         reason += f", beginning with {begun.operator}" if begun is not None else ""
         return cause("attention", at_line, row, begun, before=before, now=now, reason=reason)
-    return _by_calls(evidence)
+    return _by_calls(evidence, before)
 
 
 def _is_of_type(evidence: Evidence, reason: str, rows: Iterable[Row]) -> bool:
@@ -90,14 +87,12 @@ def _begin_of_type(evidence: Evidence, kernel: str) -> Origin | None:
     return made.origin if made.origin.line and not is_known(evidence, made) else None
 
 
-def _by_calls(evidence: Evidence) -> Cause | None:
+def _by_calls(evidence: Evidence, before: str) -> Cause | None:
     """Return that another kernel is called, where it grew what is beside it, such as a mask."""
-    counts = evidence.counts()
-    before = _fastest(name for name, one in counts.items() if one.fell)
     more = evidence.more_called
     operators = [name for name in more if name in _KERNELS]
     operators += [name for name in _SOFTMAX[:1] if name in more]
-    if not before or not operators:
+    if not operators:
         return None
     places = list(evidence.ran.places(operators[0]))
     modules, lines = {fold(one.module)[0] for one in places}, {one.line for one in places}
@@ -107,12 +102,6 @@ def _by_calls(evidence: Evidence) -> Cause | None:
     if _is_of_type(evidence, reason, rows):
         return None
     return cause("attention", rows, before=before, now=now, reason=reason)
-
-
-def _fastest(operators: Iterable[str]) -> str:
-    """Return what the fastest kernel of attention among operators is called, "" without one."""
-    kernels = {_KERNELS.get(name) for name in operators}
-    return next((name for name in _ORDER if name in kernels), "")
 
 
 def _reason(evidence: Evidence, line: str) -> str:
@@ -278,9 +267,16 @@ def larger_outputs(evidence: Evidence) -> Cause | None:
         return None
     was = str(list(first.before.shape))
     given = _new_of_inputs(evidence, first)
+    indices = {evidence.first(row) for row in rows}
+
+    def may_follow(row: Row) -> bool:
+        index = evidence.first(row)  # of another operator's output it is known
+        is_made = index >= 0 and row.what.role in MADE
+        return not is_made or not indices.isdisjoint(evidence.ran.ancestors(index))
+
     return cause(
         "larger",
-        [row for row in evidence.came() if row in rows or _may_follow(evidence, row, rows)],
+        [row for row in evidence.came() if row in rows or may_follow(row)],
         first,
         given.origin if given is not None else None,
         operator=first.what.source,
@@ -289,14 +285,6 @@ def larger_outputs(evidence: Evidence) -> Cause | None:
         given=_given(evidence, given, first) if given is not None else "",
         of=_of_standing(evidence, first.what, evidence.first(first)),
     )
-
-
-def _may_follow(evidence: Evidence, row: Row, resized: Iterable[Row]) -> bool:
-    """Tell whether a row may be computed of others: of another operator's output it is known."""
-    index = evidence.first(row)
-    if index < 0 or row.what.role not in MADE:
-        return True
-    return not {evidence.first(one) for one in resized}.isdisjoint(evidence.ran.ancestors(index))
 
 
 def _of_standing(evidence: Evidence, what: What, index: int) -> str:

@@ -5,7 +5,6 @@ from collections.abc import Collection, Iterable, Mapping
 from pytest_torchmem.diagnosis.causes import (
     CONVERTS,
     MADE,
-    OF_BACKWARD,
     WEIGHTY,
     Cause,
     Counted,
@@ -20,7 +19,7 @@ from pytest_torchmem.diagnosis.causes import (
     total,
     within,
 )
-from pytest_torchmem.diagnosis.difference import Row
+from pytest_torchmem.diagnosis.difference import OF_BACKWARD, Row
 from pytest_torchmem.diagnosis.rules import setup
 from pytest_torchmem.diagnosis.rules.layers import new_modules
 from pytest_torchmem.diagnosis.rules.lifetimes import GRAPH, is_resized, kept_by, new_gradient

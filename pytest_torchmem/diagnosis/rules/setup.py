@@ -25,7 +25,7 @@ from pytest_torchmem.diagnosis.causes import (
     within,
 )
 from pytest_torchmem.diagnosis.difference import Row
-from pytest_torchmem.diagnosis.rules.layers import is_switched, new_modules, set_otherwise
+from pytest_torchmem.diagnosis.rules.layers import new_modules, set_otherwise
 from pytest_torchmem.diagnosis.rules.lifetimes import kept_by, left_at_end
 from pytest_torchmem.figures import RESERVED
 from pytest_torchmem.profile.facts import (
@@ -470,7 +470,9 @@ def checkpointing_lost(evidence: Evidence) -> Cause | None:
     shown = evidence.module(place, "/".join(numbers.split("/")[: place.count("*")]))
     own = [change for change in evidence.about(Topic.MODES) if change.name in lost]
     whole = [one.name for one in own if _is_in("recomputed", one.before)]
-    part = not whole or (place not in whole and _has_others(evidence, place, whole))
+    inside = (one for one in evidence.then(Topic.LAYERS) if within(place, one) and one != place)
+    has_others = any(not any(within(one, path) for one in whole) for path in inside)
+    part = not whole or (place not in whole and has_others)
     shown = f"a part of {shown}" if part else shown
     how = f"no longer checkpointed{_why_not_checkpointed(evidence, place)}"
     return cause("checkpoint", rows, module=shown, how=how)
@@ -506,13 +508,6 @@ def _why_not_checkpointed(evidence: Evidence, place: str) -> str:
         if is_new and (within(change.name, place) or within(place, change.name)):
             return ": it is in eval mode, and was not"
     return ""
-
-
-def _has_others(evidence: Evidence, place: str, modules: Iterable[str]) -> bool:
-    """Tell whether there are modules in one that are none of these, and in none of them."""
-    layers = (path for path in evidence.then(Topic.LAYERS) if path != place)
-    inside = (path for path in layers if within(place, path))
-    return any(not any(within(one, path) for one in modules) for path in inside)
 
 
 @rule("tied", "{parameter} is no longer tied to {other}", sure=True)
@@ -593,9 +588,12 @@ def another_size(evidence: Evidence) -> Cause | None:
     first = max(resized, key=lambda row: (row.change, -evidence.order(row)))
     assert first.before is not None
     otherwise = set_otherwise(evidence)
-    if first.what.module in otherwise or is_switched(evidence, otherwise):
+    layers = evidence.present(Topic.LAYERS)
+    own = (layer for one in otherwise for layer in layers.get(one, ()) if not layer.is_of_torch)
+    if first.what.module in otherwise or any(layer.settings for layer in own):
         return None  # settings say why
-    reader = evidence.ran.reader_of(evidence.first(first), first.what.module)
+    readers = evidence.ran.readers(evidence.first(first))
+    reader = next((one for one in readers if fold(one.module)[0] == first.what.module), None)
     source = _source_of_width(evidence, first) if first.what.role == Role.PARAMETER else None
     found = cause(
         "size",
@@ -646,15 +644,14 @@ def _size_of_no_layer(evidence: Evidence) -> Cause | None:
 @rule("new tensor", "the {role} {tensor} new", sure=True)
 def new_tensor(evidence: Evidence) -> Cause | None:
     """A module that was there before has another buffer or parameter, or one of its own."""
-    if evidence.before.alive is None or left_at_end(evidence) is not None:
+    if left_at_end(evidence) is not None:
         return None
     named = {(what.module, what.source) for what in evidence.known()}
-    facts = evidence.before.facts
     otherwise = {
-        c.name
-        for t in (Topic.FROZEN, Topic.TIED)
-        for c in evidence.about(t)
-        if c.name in facts.get(t, ())
+        change.name
+        for topic in (Topic.FROZEN, Topic.TIED)
+        for change in evidence.about(topic)
+        if change.name in evidence.then(topic)
     }
     layers = evidence.then(Topic.LAYERS)
     known = {module for module, _ in named} | set(layers)
@@ -679,7 +676,7 @@ def new_tensor(evidence: Evidence) -> Cause | None:
         are = f"and {len(others)} more are" if others else "is"
         tensor = f"{evidence.short(name)} {are}"
         return cause("new tensor", rows, role=f"{role}s" if others else role, tensor=tensor)
-    reader = evidence.ran.reader_of(evidence.first(first))
+    reader = next(iter(evidence.ran.readers(evidence.first(first))), None)
     tensor = f"{first.what.tensor}, of no module, is"
     return cause("new tensor", rows, None, reader, role=first.what.role, tensor=tensor)
 
@@ -720,12 +717,11 @@ def no_longer_a_buffer(evidence: Evidence) -> Cause | None:
 @rule("twice", "the parameters of {module} are there {now}, and were {before}{kept}", sure=True)
 def parameters_twice(evidence: Evidence) -> Cause | None:
     """A model is copied, or another one of its kind is made."""
-    alive = evidence.before.alive
-    if alive is None or left_at_end(evidence) is not None:
+    if left_at_end(evidence) is not None:
         return None
     moment = evidence.difference.moment
     known, most = Counter[tuple[object, ...]](), Counter[tuple[object, ...]]()
-    for one in alive.groups:  # of several lines
+    for one in evidence.known_groups:  # of several lines
         known[one.what[1:5]] += one.counts.get(moment, 0)
         most[one.what[1:5]] += max(one.counts.values(), default=0)
     rows = [

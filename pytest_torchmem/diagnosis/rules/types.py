@@ -20,6 +20,7 @@ from pytest_torchmem.diagnosis.causes import (
     within,
 )
 from pytest_torchmem.diagnosis.difference import Row
+from pytest_torchmem.diagnosis.provenance import STANDING
 from pytest_torchmem.diagnosis.rules.lifetimes import is_kept, kept_by
 from pytest_torchmem.profile.facts import AUTOCAST, Topic
 from pytest_torchmem.profile.module_paths import fold, prefixes
@@ -28,7 +29,7 @@ from pytest_torchmem.snapshots.alive import What
 from pytest_torchmem.units import format_size
 
 _DOUBLE = ("float64", "complex128")
-_STANDING = (Role.BUFFER, Role.PARAMETER, Role.INPUT)
+_STANDING_ROLES = (Role.BUFFER, Role.PARAMETER, Role.INPUT)
 
 
 @rule("broadcast", "broadcasting {shapes}", sure=True)
@@ -98,7 +99,7 @@ def double_precision(evidence: Evidence) -> Cause | None:
     if not rows or (most is not None and most.dtype in _DOUBLE):  # which it was before
         return None
     dtype = rows[0].what.dtype
-    standing = [row for row in rows if row.what.role in _STANDING]
+    standing = [row for row in rows if row.what.role in _STANDING_ROLES]
     first = standing[0] if standing else min(rows, key=evidence.order)
     return _from(evidence, "float64", first, rows, dtype=dtype)
 
@@ -108,13 +109,13 @@ def _from(
 ) -> Cause | None:
     """Return the cause of a type: what is given in it, or who made the first tensor of it."""
     source, origin = first.what.source, None
-    if first.what.role in _STANDING:
+    if first.what.role in _STANDING_ROLES:
         own = f"{first.module}.{first.what.source}" if first.module else first.what.source
         source = f"the {first.what.role} {evidence.short(own)}"
     elif (index := evidence.first(first)) >= 0:
         at = evidence.ran.first_of_type(index)
         made = evidence.ran.allocation(at).origin
-        read = (one for one in evidence.ran.read(at) if one.kind in _STANDING_KINDS and one.shape)
+        read = (one for one in evidence.ran.read(at) if one.kind in STANDING and one.shape)
         parameter = wider_parameter(evidence, first.what)
         if parameter is None and first.what.dtype in _DOUBLE:  # which few programs have on purpose
             parameter = next((one for one in read if one.dtype == first.what.dtype), None)
@@ -186,12 +187,23 @@ def wider_type(evidence: Evidence) -> Cause | None:
     types = {"before": rows[first].dtype, "now": first.what.dtype}
     if types["now"] not in {what.dtype for what in evidence.known()}:  # there was none of it
         wider = [row for row in evidence.came() if row.what.dtype == types["now"]]
-    wider += [row for row in _converted_for(evidence, wider) if row not in wider]
+    own = {(row.what.module, row.what.dtype) for row in wider if row.what.role == Role.PARAMETER}
+    wider += [  # what is converted for wider parameters, in their module or around them
+        row
+        for row in evidence.came(*MADE)
+        if row.what.source == CONVERTS
+        and any(row.what.dtype == of and within(row.what.module, path) for path, of in own)
+        and row not in wider
+    ]
     found = _from(evidence, "type", first, wider, **types)
     if found is None or found.origin is None:
         return found
     made = evidence.ran.allocation(evidence.ran.first_of_type(evidence.first(first)))
-    if not is_known(evidence, made) and not _converted_before(evidence, made.origin.operator):
+    operator = made.origin.operator
+    is_copy = operator.partition(".")[0] in ("aten::_to_copy", "aten::copy_")
+    counted = evidence.counted(operator) if is_copy else None
+    is_no_news = counted is not None and not counted.rose  # it converted as often before
+    if not is_known(evidence, made) and not is_no_news:
         return found
     known = [rows[row] for row in wider if row in rows]
     now = evidence.moved_lines()
@@ -202,17 +214,6 @@ def wider_type(evidence: Evidence) -> Cause | None:
     source = place.origin.operator
     values = {**found.values, "source": source, "where": f", beginning with {source}"}
     return replace(found, values=values, origin=place.origin)
-
-
-def _converted_for(evidence: Evidence, wider: Iterable[Row]) -> list[Row]:
-    """Return what is converted to the type of wider parameters in their module or around them."""
-    own = {(row.what.module, row.what.dtype) for row in wider if row.what.role == Role.PARAMETER}
-    return [
-        row
-        for row in evidence.came(*MADE)
-        if row.what.source == CONVERTS
-        and any(row.what.dtype == of and within(row.what.module, path) for path, of in own)
-    ]
 
 
 def _of_wider_parameter(evidence: Evidence) -> Cause | None:
@@ -237,13 +238,6 @@ def is_known(evidence: Evidence, one: Allocation) -> bool:
     return same in evidence.known_tensors
 
 
-def _converted_before(evidence: Evidence, operator: str) -> bool:
-    """Tell whether what widens numbers is no news: it was called as often."""
-    counted = evidence.counted(operator)
-    converts = operator.partition(".")[0] in ("aten::_to_copy", "aten::copy_")
-    return converts and counted is not None and not counted.rose
-
-
 def _of_conversion(evidence: Evidence) -> Cause | None:
     """Return that an operator is given numbers of another type, to which they are converted now."""
     for row in evidence.came(*MADE):
@@ -265,7 +259,6 @@ def _of_conversion(evidence: Evidence) -> Cause | None:
 
 
 _COPIES = ("aten::_to_copy", "aten::clone", "aten::copy_", "aten::contiguous", "aten::repeat")
-_STANDING_KINDS = (Kind.PARAMETER, Kind.BUFFER, Kind.INPUT)
 
 
 @rule("copy", "{operator} {does} of {original}{kept}")
@@ -296,19 +289,15 @@ def kept_twice(evidence: Evidence) -> Cause | None:
         ]
         values = {"original": called(evidence, copied), "does": _does(row, copied)}
         values |= {"operator": source, "kept": kept_by(evidence, [row])}
-        gone = (one for one in evidence.known() if _is_gone_output(evidence, one, copied))
-        if copied.dtype != row.what.dtype and any(one.dtype == row.what.dtype for one in gone):
+        # Its module made as large a tensor of this type, and makes it no more.
+        tensor = fold(copied.origin.module)[0], row.what.dtype, copied.shape
+        same = (one for one in evidence.known() if (one.module, *one[3:5]) == tensor)
+        is_gone = tensor[0] and any(one in evidence.gone(one.module, one.source) for one in same)
+        if copied.dtype != row.what.dtype and is_gone:
             values["original"] += f", which made {row.what.dtype}"
             return cause("copy", rows, row, copied.origin, **values)
         return cause("copy", rows, row, **values)
     return None
-
-
-def _is_gone_output(evidence: Evidence, was: What, copied: Allocation) -> bool:
-    """Tell whether a module made as large a tensor as it makes now, and makes it no more."""
-    module = fold(copied.origin.module)[0]
-    same = bool(module) and (was.module, was.shape) == (module, copied.shape)
-    return same and was in evidence.gone(module, was.source)
 
 
 def _is_new(evidence: Evidence, one: Allocation) -> bool:
@@ -319,7 +308,7 @@ def _is_new(evidence: Evidence, one: Allocation) -> bool:
     if any(row.what.source != made.operator and 2 * row.what.nbytes > one.nbytes for row in gone):
         return False  # in the place of what another operator made
     called_by = evidence.ran.caller(one) or made.operator
-    return one.kind not in _STANDING_KINDS and evidence.rose(called_by)
+    return one.kind not in STANDING and evidence.rose(called_by)
 
 
 def _is_for_wider(evidence: Evidence, row: Row, copied: Allocation) -> bool:
