@@ -221,9 +221,7 @@ class Evidence:
         return {name: one for name, one in self.counts().items() if one.rose}
 
     def made_at_most(self, row: Row) -> int:
-        """Return the bytes that the operator of a row made at most in the forward, where that was
-        less than it makes there now; else 0.
-        """
+        """Return the most bytes that a row's operator made at once, if it makes more now; or 0."""
         sides = self.then(Topic.OPERATORS), self.present(Topic.OPERATORS)
         before, now = (side.get(row.what.source, Counts()).largest for side in sides)
         return before if before < row.what.nbytes <= now and row.what.dtype else 0
@@ -280,10 +278,8 @@ class Evidence:
         )
 
     def can_explain(self, factor: float) -> bool:
-        """Tell whether inputs that are larger by a factor can explain the growth, at most by their
-        square, as in attention.
-        """
-        found = self.difference
+        """Tell whether inputs larger by a factor, at most by its square, can explain the growth."""
+        found = self.difference  # in attention it grows by the square
         groups = (one for one in self.known_groups if one.what.role in _OF_NO_INPUT)
         apart = sum(one.nbytes(found.moment) for one in groups)
         return found.change <= _SLACK * (factor**2 - 1) * (found.before - apart)
@@ -486,9 +482,7 @@ def placed_in(evidence: Evidence, pattern: str, found: Cause) -> Cause:
 
 
 def find_causes(evidence: Evidence) -> tuple[Cause, ...]:
-    """Return the weighty causes of a growth: the first, then those that explain much more: sure
-    ones, and others of what it cannot explain.
-    """
+    """Return the weighty causes of a growth: the first, and those that explain much more."""
     found = _in_order(evidence)
     growth = evidence.growth or evidence.difference.change
     explained = {row for one in found[:1] for row in one.rows}

@@ -178,9 +178,7 @@ def _leads(evidence: Evidence, rule: str) -> dict[tuple[str, str], str]:
 
 
 def _in_words(leads: Collection[tuple[str, ...]]) -> str:
-    """Return the lines that lead to one: the nearest, or where several calls part, and those around
-    them.
-    """
+    """Return the lines that lead to one, the nearest first: several where calls part."""
     around: tuple[str, ...] = ()
     for lines in zip(*map(reversed, leads), strict=False):
         if len({*lines}) > 1:

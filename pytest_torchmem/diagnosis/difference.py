@@ -86,9 +86,7 @@ _Tree = Mapping[str, Any]
 
 
 def with_names_of(before: Entry, now: Facts) -> tuple[Entry, Mapping[str, str]]:
-    """Return an entry with present names of modules, the outermost first, then those in them; and
-    by these what they were.
-    """
+    """Return an entry with present names of modules, outermost first, and what these were."""
     layers, found = now.get(Topic.LAYERS, {}), dict[str, str]()
     while names := _renames(before.facts.get(Topic.LAYERS, {}), layers):
         before = _with_names(before, names)

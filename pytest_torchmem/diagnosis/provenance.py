@@ -170,9 +170,7 @@ class Provenance:
         return None
 
     def source_of(self, index: int, size: int) -> Allocation | None:
-        """Return the tensor from which on a size is there of which an allocation has it: nothing
-        that its operator read has it.
-        """
+        """Return the tensor that an allocation has a size from: it was made of none that has it."""
         waiting, seen, first = deque([index]), {index}, -1
         while waiting and len(seen) < _MOST_ANCESTORS:
             at = waiting.popleft()
@@ -204,9 +202,7 @@ class Provenance:
                 yield call.reads[place] - 1
 
     def read_in(self, module: str, stars: Sequence[Collection[int]] = ()) -> Iterator[int]:
-        """Yield the indices of the inputs of a pattern's modules in the forward, of those numbers
-        in ``stars``.
-        """
+        """Yield the inputs of a pattern's modules in the forward, of those numbers in ``stars``."""
         for call in self._forward:
             pattern, numbers = fold(call.origin.module)
             wanted = zip(numbers, stars, strict=False)
@@ -274,16 +270,12 @@ class Provenance:
         return {(fold(one.module)[0], one.line) for one in origins}
 
     def called_from(self, module: str, line: str = "") -> str:
-        """Return the line that calls a module, or the nearest around it that is called at another
-        line than a given one, "" where none is known.
-        """
+        """Return the nearest line but ``line`` that calls a module or one around it, or ""."""
         lines = (self._module_lines.get(one, "") for one in reversed(prefixes(module)))
         return next((one for one in lines if one not in ("", line)), "")
 
     def called_as(self, *names: str) -> list[Origin]:
-        """Return where the source calls functions of these names, one of each line, as operators;
-        nothing where Python does not know.
-        """
+        """Return where the source calls functions of these names, as operators, one a line."""
         found: dict[str, Origin] = {}
         for origin, name in self._functions:
             if name.rpartition(".")[2] in names:

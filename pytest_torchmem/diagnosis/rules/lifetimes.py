@@ -30,27 +30,24 @@ def graph_kept(evidence: Evidence) -> Cause | None:
     """A backward is asked to leave its graph what it has saved, or to make another graph."""
     before, now = evidence.then(Topic.BACKWARD), evidence.present(Topic.BACKWARD)
     for option in ("create_graph", "retain_graph"):
-        if not before or _calls(now, option) <= _calls(before, option):
+        calls, were = _calls(now, option), _calls(before, option)
+        if not before or calls <= were:
             continue
         of_gradients = _OF_GRADIENTS if option == "create_graph" else ()
         rows = [*evidence.came(*_OF_GRAPHS, *of_gradients)]
         line = next(iter(now[option].lines), "some line")
         holder = holder_of(evidence, rows).replace("the graph of ", "")
-        values = {"option": option, "line": line, "holder": holder}
-        calls, were = _calls(now, option), _calls(before, option)
         known = before.get(option, Calls()).lines
         at = f" at {' and '.join(known)}" if evidence.new_lines([line], known) else ""
         ran = f"runs {times(calls)}, and ran {times(were)}{at}: it keeps"
         news = ran if were else "is new, and keeps"
-        return cause("graph kept", rows, news=news, **values)
+        return cause("graph kept", rows, option=option, line=line, news=news, holder=holder)
     return None
 
 
 @rule("per sample", "gradients are taken of {samples}", sure=True)
 def gradients_of_each_sample(evidence: Evidence) -> Cause | None:
-    """``torch.func.grad`` runs within ``torch.vmap``: each parameter has a gradient per sample, of
-    which a ``chunk_size`` is taken at once.
-    """
+    """``torch.func.grad`` runs within ``torch.vmap``, for a ``chunk_size`` of samples at once."""
     before, now = evidence.then(Topic.BACKWARD), evidence.present(Topic.BACKWARD)
     calls, were = _calls(now, "vmap"), _calls(before, "vmap")
     if not before or not calls or calls == were:
@@ -244,9 +241,7 @@ def held_by_program(evidence: Evidence) -> Cause | None:
 
 
 def _counted(evidence: Evidence, rows: list[Row]) -> str:
-    """Return in words how many tensors like those of the first row are alive, and were, "" if none
-    were: those of its role, or else all.
-    """
+    """Return in words how many tensors of the first row's kind are alive, and were, if any."""
     moment, sides = evidence.difference.moment, (evidence.known_groups, evidence.alive.groups)
     kinds = ((slice(5), "alive", "in the snapshot"), (slice(1, 5), "in all", "before"))
     for what in (row.what for row in rows[:1]):
@@ -265,9 +260,7 @@ _JOIN = ("aten::cat", "aten::stack")
 
 
 def _meanwhile(evidence: Evidence, rows: list[Row]) -> str:
-    """Return in words what is joined at the peak and is as large as all that is kept: a copy of
-    it, as large as what was there before.
-    """
+    """Return in words what is joined at the peak, if it is as large as all that is kept."""
     last = evidence.last
     if last is None or last.origin.operator not in _JOIN or last.nbytes < total(rows):
         return ""
@@ -435,9 +428,7 @@ def is_resized(evidence: Evidence, row: Row) -> bool:
 
 
 def _no_more_often(evidence: Evidence, row: Row) -> bool:
-    """Tell whether the operator of a row is called as often, or less often if something keeps what
-    it makes, as a cache does.
-    """
+    """Tell whether a row's operator is called as often, or less often where its output is kept."""
     counted = evidence.counted(row.what.source)
     if counted is None or not 0 < counted.now <= counted.before:
         return False

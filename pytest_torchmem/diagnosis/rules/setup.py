@@ -513,10 +513,7 @@ def _why_not_checkpointed(evidence: Evidence, place: str) -> str:
 @rule("tied", "{parameter} is no longer tied to {other}", sure=True)
 def untied(evidence: Evidence) -> Cause | None:
     """Two parameters that were one are two."""
-    for change in evidence.about(Topic.TIED):
-        if not change.before or change.now:
-            continue
-        other = change.before
+    for change in (one for one in evidence.about(Topic.TIED) if one.before and not one.now):
         owner = change.name.rpartition(".")[0]
         own = [row for row in evidence.came(Role.PARAMETER) if within(owner, row.what.module)]
         shapes = {row.what.shape for row in own}
@@ -525,7 +522,7 @@ def untied(evidence: Evidence) -> Cause | None:
         ]
         if rows:
             first = shown_by([row for row in rows if within(owner, row.what.module)])
-            parameter, other = evidence.short(change.name), evidence.short(other)
+            parameter, other = evidence.short(change.name), evidence.short(change.before)
             return cause("tied", rows, first, parameter=parameter, other=other)
     return None
 

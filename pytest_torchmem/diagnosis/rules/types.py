@@ -312,9 +312,7 @@ def _is_new(evidence: Evidence, one: Allocation) -> bool:
 
 
 def _is_for_wider(evidence: Evidence, row: Row, copied: Allocation) -> bool:
-    """Tell whether numbers are converted to the type that parameters of their module have now, or
-    that others have from another operator on.
-    """
+    """Tell whether a copy has the type that parameters around it, or other numbers, have now."""
     own, dtype = row.what.module, row.what.dtype
     if dtype == copied.dtype:
         return False
