@@ -3,6 +3,7 @@
 import queue
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 
@@ -66,6 +67,14 @@ def test_memory_of_others_counts_on_the_host_alone(name: str, device: str) -> No
 
     profile = torchmem.trace(program, device=device)
     assert (profile.peak, profile.host_peak) == (0, BYTES)
+
+
+@pytest.mark.parametrize(
+    "make", [torch.as_tensor, torch.asarray, partial(torch.asarray, copy=True)]
+)
+def test_an_array_is_copied_to_the_gpu(make: Callable[..., torch.Tensor]) -> None:
+    profile = torchmem.trace(lambda: make(array(), device="cuda").mul_(2), device="cuda")
+    assert (profile.peak, profile.host_peak) == (BYTES, BYTES)
 
 
 def test_what_is_saved_into_memory_counts_as_long_as_it_is_there(device: str) -> None:

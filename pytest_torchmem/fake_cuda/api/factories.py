@@ -157,11 +157,16 @@ def _factory(original: _Factory, name: str) -> _Factory:
             return _of_tensor(target, *args, **kwargs)
         if of_tensor and args[0].device.type != "meta":
             kwargs.pop("device")
-        with trace.placing_on(target):
+        if not of_values:
+            with trace.placing_on(target):
+                return original(*args, **kwargs)
+        # On the host it shares the memory of what it is made of, and is copied from there.
+        is_trained = kwargs.pop("requires_grad", False)
+        if kwargs.get("copy"):  # which that is
+            del kwargs["copy"]
+        with trace.placing_on(_CPU):
             made = original(*args, **kwargs)
-        if of_values and made.device != target:  # it shares the memory of what it is made of
-            return made.to(target)
-        return made
+        return made.to(target).requires_grad_(is_trained)
 
     factory.__name__ = name
     factory.__wrapped__ = original  # type: ignore[attr-defined]
