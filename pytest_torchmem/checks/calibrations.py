@@ -163,14 +163,14 @@ def update_calibrations(
     passed, and these tests. What none of them asks about a GPU that they traced for is gone, and
     where there are none, everything.
     """
-    removes = "obsolete" in settings.update
-    by_file: dict[str, list[CalibrationResult]] = {file: [] for file in complete if removes}
+    complete = complete if "obsolete" in settings.update else {}
+    by_file: dict[str, list[CalibrationResult]] = {file: [] for file in complete}
     for one in found:
         by_file.setdefault(one.file, []).append(one)
     plans: list[CalibrationPlan] = []
     for file, members in sorted(by_file.items()):
         asked: dict[str, set[gpus.WorkspaceKey]] | None = None
-        if file in complete and removes:
+        if file in complete:
             asked = {}
             for gpu, questions in (item for one in members for item in one.asked.items()):
                 asked.setdefault(gpu, set()).update(questions)

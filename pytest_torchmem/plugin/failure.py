@@ -15,7 +15,7 @@ import re
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from types import CodeType, FrameType
@@ -76,15 +76,10 @@ def _margin(frame: FrameType) -> int:
     it stands than its function (``FormattedExcinfo._getindent``, _pytest/_code/code.py).
     """
     code = frame.f_code
-    first, own = (
-        linecache.getline(code.co_filename, number, frame.f_globals)
-        for number in (code.co_firstlineno, frame.f_lineno)
-    )
-    return 4 + max(_indentation(own) - _indentation(first), 4)
-
-
-def _indentation(line: str) -> int:
-    return len(line) - len(line.lstrip(" "))
+    numbers = code.co_firstlineno, frame.f_lineno
+    lines = (linecache.getline(code.co_filename, number, frame.f_globals) for number in numbers)
+    first, own = (len(line) - len(line.lstrip(" ")) for line in lines)
+    return 4 + max(own - first, 4)
 
 
 _UPDATE = "pytest --torchmem-update"
@@ -298,19 +293,13 @@ def why_skipped(item: pytest.Item, call: pytest.CallInfo[None]) -> tuple[str, st
     marks = list(item.iter_markers("skipif"))
     texts = [str(argument) for mark in marks for argument in (*mark.args, *mark.kwargs.values())]
     if marks:  # else a fixture skipped, or the test's module
-        texts.append(_decorators(getattr(item, "function", None)))
+        with suppress(OSError, TypeError):
+            source = inspect.getsource(getattr(item, "function", None))  # type: ignore[arg-type]
+            texts += re.split(r"^\s*(?:async\s+)?def\s", source, maxsplit=1, flags=re.MULTILINE)[:1]
     # "not torch.cuda.is_available()" of a mark, its name, or "needs a GPU"
     marker = re.compile(r"memory_budget\(.*?\)", re.DOTALL)
     is_for_gpu = any(_OF_A_GPU.search(marker.sub("", text)) for text in (*texts, reason))
     return reason, NEVER_CHECKED if is_for_gpu else SKIPPED
-
-
-def _decorators(function: Any) -> str:
-    try:
-        source = inspect.getsource(function)
-    except (OSError, TypeError):
-        return ""
-    return re.split(r"^\s*(?:async\s+)?def\s", source, maxsplit=1, flags=re.MULTILINE)[0]
 
 
 _ATTACHED: pytest.StashKey[list[dict[str, Any]]] = pytest.StashKey()

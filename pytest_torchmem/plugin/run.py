@@ -68,12 +68,7 @@ class Run:
     """Gathers what the tests report, and concludes when they are done."""
 
     def __init__(
-        self,
-        config: pytest.Config,
-        settings: Settings,
-        lost: Sequence[str] = (),
-        *,
-        worker_died: bool,
+        self, config: pytest.Config, settings: Settings, lost: Sequence[str], *, worker_died: bool
     ) -> None:
         self.config = config
         self._lost = lost

@@ -181,13 +181,10 @@ def _has_indirect(item: pytest.Item, parameters: Any) -> bool:
         name.strip()
         for mark in item.iter_markers("parametrize")
         if not mark.kwargs.get("indirect", len(mark.args) > 2 and mark.args[2])
-        for name in _names(mark.args[0] if mark.args else mark.kwargs.get("argnames", ()))
+        for names in [mark.args[0] if mark.args else mark.kwargs.get("argnames", ())]
+        for name in (names.split(",") if isinstance(names, str) else names)
     }
     return function is not None and bool(set(parameters) - direct)
-
-
-def _names(written: Any) -> list[str]:
-    return written.split(",") if isinstance(written, str) else list(written)
 
 
 def not_told(fixture: str) -> str:
