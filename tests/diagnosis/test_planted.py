@@ -136,7 +136,6 @@ def test_what_leads_to_a_line_that_was_there_before_is_told(monkeypatch):
         for end in ("model(_batch(size)).sum()", "# outer: validated_with_more")
     )
     second = message(judged(planted.build, "cpu")[0]).splitlines()[1]
-    print(second)
     file = "tests/diagnosis/planted.py"
     assert second.endswith(f"called in {file}:{inner} from {file}:{outer}")
 

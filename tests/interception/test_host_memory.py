@@ -3,7 +3,6 @@
 import queue
 from collections import deque
 from collections.abc import Callable
-from functools import partial
 from io import BytesIO
 from pathlib import Path
 
@@ -69,11 +68,9 @@ def test_memory_of_others_counts_on_the_host_alone(name: str, device: str) -> No
     assert (profile.peak, profile.host_peak) == (0, BYTES)
 
 
-@pytest.mark.parametrize(
-    "make", [torch.as_tensor, torch.asarray, partial(torch.asarray, copy=True)]
-)
-def test_an_array_is_copied_to_the_gpu(make: Callable[..., torch.Tensor]) -> None:
-    profile = torchmem.trace(lambda: make(array(), device="cuda").mul_(2), device="cuda")
+@pytest.mark.parametrize("name", ["as_tensor", "asarray"])
+def test_an_array_is_copied_to_the_gpu(name: str) -> None:
+    profile = torchmem.trace(lambda: getattr(torch, name)(array(), device="cuda"), device="cuda")
     assert (profile.peak, profile.host_peak) == (BYTES, BYTES)
 
 
