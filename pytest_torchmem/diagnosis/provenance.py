@@ -164,7 +164,8 @@ class Provenance:
     def first_with(self, size: int) -> Allocation | None:
         """Return the first tensor that has a size which nothing had that its operator read."""
         for index, one in enumerate(self._allocations):
-            if size in one.shape and one.dtype and index in self._made_by:
+            is_made = index in self._made_by and one.kind not in STANDING
+            if size in one.shape and one.dtype and is_made:
                 read = not any(size in other.shape for other in self.read(index))
                 return one if read and one.origin.line else None
         return None
