@@ -161,7 +161,7 @@ def diagnose(
     return replace(said, written=ran.written(row.what.module, row.what.source, row.what.line))
 
 
-_OF_CONSTRUCTORS = ("layer", "size", "new module", "more layers")
+_OF_CONSTRUCTORS = ("layer", "size", "new module", "more layers", "tied")
 """Causes in how a module is made, rather than in how it is called."""
 
 

@@ -187,7 +187,7 @@ def other_operators(evidence: Evidence) -> Cause | None:
     instead = f" in the place of {short_names(gone)}" if gone else ""
     if evidence.then(Topic.COMPILED) and _ALLOCATE[-1] in fell and not counts[own[0]].before:
         instead = f" {'are' if own[1:] else 'is'} no longer compiled"
-    makes = _makes(evidence, own)
+    makes = _makes(evidence, own, first)
     if first.what.role in OF_BACKWARD and first.what.dtype:
         makes = f" ({first.what.tensor} in the backward)"
     text = f"{short_names(own)}{makes}" if instead else _calls(evidence, own, more, first)
@@ -418,13 +418,16 @@ def _made_by(evidence: Evidence, operator: str) -> int:
     return largest.nbytes if largest is not None else 0
 
 
-def _makes(evidence: Evidence, names: Sequence[str]) -> str:
-    """Return in words the largest tensor that operators make, "" where that is not known."""
+def _makes(evidence: Evidence, names: Sequence[str], first: Row) -> str:
+    """Return in words the largest tensor that operators make, the one of a row if that is as large,
+    "" where that is not known.
+    """
     largest = _largest(evidence, names)
     if largest is None or not largest.dtype:
         return ""
     most = " at most" if len(names) > 1 else ""
-    return f" ({largest.tensor}{most}{_of_mask(evidence, largest)})"
+    tensor = first.what.tensor if first.what.nbytes == largest.nbytes else largest.tensor
+    return f" ({tensor}{most}{_of_mask(evidence, largest)})"
 
 
 def _largest(evidence: Evidence, names: Sequence[str]) -> Allocation | None:
@@ -455,7 +458,7 @@ def _calls(
     if short_names(names) == shown and most_before and first.what.source == most:
         return f"{shown} makes {first.what.tensor}, and made {format_size(most_before)} at most"
     if short_names(names) == shown:
-        return f"{shown}{_makes(evidence, names)} is called {change}"
+        return f"{shown}{_makes(evidence, names, first)} is called {change}"
     return f"{short_names(names)} are called more often: {shown} {change}"
 
 
