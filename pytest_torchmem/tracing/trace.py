@@ -148,8 +148,7 @@ def trace(
     that is not known, ``UnsupportedOperatorError`` for an operator of unknown output shapes,
     ``UnsupportedTorchError`` if this torch is not supported, and whatever ``target`` raises.
     """
-    options = {**locals()}
-    del options["target"], options["args"], options["kwargs"]
+    options = {k: v for k, v in locals().items() if k not in ("target", "args", "kwargs")}
     if mode is not None:
         _check_one_of("mode", mode, LEVELS)
     machine = _machine(device, gpu, gpus, host, calibration, _world(world_size, rank, gpus))
@@ -158,9 +157,7 @@ def trace(
     step.check(target)
     refuse_misspelt(trace, target, kwargs)
     advised = partial(_advised, partial(trace, target, *args, **kwargs), options)
-    profiled = partial(
-        _profile, target=target, args=args, kwargs=kwargs, step=step, advised=advised
-    )
+    profiled = partial(_profile, target, args, kwargs, step, advised)
     run = partial(_trace, limit=limit, profiled=profiled, mode=mode)
     with without_collections():  # of what the first trace imports and makes, which is kept
         machine = _with_cudnn(machine, cudnn)
@@ -295,15 +292,15 @@ def _trace(
 
 
 def _profile(
-    interceptor: Interceptor,
-    compiled: Compiled,
-    memories: tuple[DeviceMemory, ...],
-    in_place: InPlace,
     target: Any,
     args: Args,
     kwargs: Kwargs,
     step: Step,
     advised: Suggest,
+    interceptor: Interceptor,
+    compiled: Compiled,
+    memories: tuple[DeviceMemory, ...],
+    in_place: InPlace,
 ) -> MemoryProfile:
     ledger, machine = interceptor.parts.ledger, interceptor.parts.target
     facts = interceptor.parts.attribution.facts
