@@ -36,13 +36,25 @@ dispatch_modes: Callable[[], int] = private("torch._C._len_torch_dispatch_stack"
 NoDispatchModes: Callable[[], Any] = private("torch._C._DisableTorchDispatch")
 _mode_stack: Callable[[], list[Any]] = private("torch.overrides._get_current_function_mode_stack")
 
-#: Torch's functions that take a ``device`` and make a tensor.
-device_constructors: Callable[[], set[Callable[..., Any]]] = private(
-    "torch.utils._device._device_constructors"
-)
+#: Torch's functions that take a ``device`` and make a tensor, as they are when it is first asked.
+device_constructors: Any = private("torch.utils._device._device_constructors")
 #: The function mode behind ``with torch.device(...)`` and ``set_default_device``.
 DeviceContext: type = private("torch.utils._device.DeviceContext")
 _global_context: Any = private("torch._GLOBAL_DEVICE_CONTEXT")
+
+
+@contextmanager
+def constructors_asked() -> Iterator[None]:
+    """A context before which torch is asked for its ``device_constructors``, and after which it is
+    asked anew if it had not been: it remembers neither what a trace replaces nor a mock.
+    """
+    was_asked = device_constructors.cache_info().currsize
+    device_constructors()
+    try:
+        yield
+    finally:
+        if not was_asked:
+            device_constructors.cache_clear()
 
 
 FakeTensor: Any = private("torch._subclasses.fake_tensor.FakeTensor")

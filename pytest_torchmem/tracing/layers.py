@@ -55,7 +55,7 @@ from pytest_torchmem.targets.target import Selected, Target
 from pytest_torchmem.torch_private import patches
 from pytest_torchmem.torch_private.kernels import below_interception
 from pytest_torchmem.torch_private.keys import HigherOrderOperator
-from pytest_torchmem.torch_private.modes import device_constructors
+from pytest_torchmem.torch_private.modes import constructors_asked
 from pytest_torchmem.torch_private.patches import having
 from pytest_torchmem.torch_private.self_test import check_torch, on_own_thread
 from pytest_torchmem.torch_private.settings import all_settings, thread_settings
@@ -123,8 +123,7 @@ def layers(
     is real on the host keeps what the program does to it; all else is given back.
     """
     gpu, on_thread = interceptor.parts.target.gpu, interceptor.threads.on_thread
-    device_constructors()  # torch remembers the functions that are there when it is first asked
-    with ExitStack() as stack:
+    with constructors_asked(), ExitStack() as stack:
         stack.enter_context(keeping_forward_draws(interceptor.parts.values.forward_draws))
         stack.enter_context(LASTING.following(context))
         python = LASTING.layer("functions of Python", _functions)

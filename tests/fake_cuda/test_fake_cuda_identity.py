@@ -400,7 +400,7 @@ def test_a_mock_is_what_the_program_calls(make, name, monkeypatch):
     assert vars(owner)[attribute] is mock
     monkeypatch.undo()
     before = vars(owner).get(attribute)
-    trace(lambda: torch.zeros(1, device="cuda"), device="cuda")
+    trace(lambda: torch.randn(1, device="cuda"), device="cuda")
     assert vars(owner).get(attribute) is before
 
 

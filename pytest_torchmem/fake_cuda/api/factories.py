@@ -57,10 +57,12 @@ def factories(trace: TraceContext, looked_at: list[LookedAt]) -> Replacements:
     """Let factories make tensors on fake cuda, and ``torch.device`` as a context say where. What
     decides which are replaced is added to ``looked_at``.
     """
-    # A mock that was there when torch made its list has no name.
+    # A mock that is there when torch makes its list has no name of its own.
     names = {one: getattr(one, "__name__", "") for one in modes.device_constructors()}
     replaced = {original: _factory(original, name) for original, name in names.items() if name}
-    for name in filter(None, names.values()):
+    listed_ids = {*map(id, names)}
+    of_list = {name for name, one in vars(torch).items() if id(one) in listed_ids}
+    for name in of_list.union(filter(None, names.values())):
         looked_at.append((vars(torch), name, vars(torch).get(name, patches.ABSENT)))
     of_torch = {
         names[original]: factory
