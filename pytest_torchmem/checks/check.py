@@ -385,15 +385,16 @@ class DeviceCheck:
         if watch is None:
             return None
         from pytest_torchmem.diagnosis.causes import Watched
+        from pytest_torchmem.tracing.holders import together
 
         named: dict[What, list[str]] = {}
         for index in sorted(watch.holders):
             named.setdefault(whats[index], []).append(watch.holders[index])
-        holders = {what: _joined(own) for what, own in named.items()}
+        holders = {what: together(own) for what, own in named.items()}
         reasons = {line: reason for line, reason in watch.attention.items() if reason}
         savers = {whats[index]: saver for index, saver in watch.savers.items()}
         callers = {
-            place: [one[: -1 if test and one and f"{test}:" in one[-1] else None] for one in leads]
+            place: [_within_program(lines, test) for lines in leads]
             for place, (_, leads) in watch.callers.items()
         }
         return Watched(reasons, holders, savers, callers, watch.makers, kept)
@@ -500,15 +501,10 @@ class DeviceCheck:
         )
 
 
-_CONTAINERS = ("the list ", "the dict ", "the tuple ", "the set ", "the deque ")
-
-
-def _joined(holders: list[str]) -> str:
-    """Return what refers to most of equal tensors, or both containers that have about as many."""
-    most = max(holders, key=holders.count)
-    names = [one for one in dict.fromkeys(holders) if 2 * holders.count(one) > holders.count(most)]
-    are_two = len(names) == 2 and all(one.startswith(_CONTAINERS) for one in names)
-    return " and ".join(names) if are_two else most
+def _within_program(lines: tuple[str, ...], test: str) -> tuple[str, ...]:
+    """Return the lines of a call but for the outermost one, if that is the test's."""
+    is_of_test = bool(test and lines) and f"{test}:" in lines[-1]
+    return lines[:-1] if is_of_test else lines
 
 
 def _kept_at(profile: MemoryProfile, found: Diagnosis) -> tuple[dict[int, What], int]:

@@ -57,9 +57,9 @@ class Diagnosis:
     """By module, operator and line: the function of another name that the source calls there."""
     written: Origin | None = None
     """The operator of the forward whose backward made what stands for the growth."""
-    leads: Mapping[tuple[str, str], str] = field(default_factory=dict)
-    """By modules and lines that the snapshot knows: in words what leads to them now, or where the
-    module is made."""
+    leads: Mapping[tuple[str, str], tuple[str, tuple[str, ...]]] = field(default_factory=dict)
+    """By modules and lines that the snapshot knows: the lines at which these are "called in", the
+    nearest first, or that at which the module is "made in"."""
     told: tuple[Told, ...] = ()
     """What runs said of this very growth, the largest part first: they knew more than snapshots."""
     was_peak: str = ""
@@ -165,20 +165,20 @@ _OF_CONSTRUCTORS = ("layer", "size", "new module", "more layers", "tied")
 """Causes in how a module is made, rather than in how it is called."""
 
 
-def _leads(evidence: Evidence, rule: str) -> dict[tuple[str, str], str]:
-    """Return in words what leads to lines that were there before: another call may be the news; of
-    a module that is made otherwise, where it is made.
+def _leads(evidence: Evidence, rule: str) -> dict[tuple[str, str], tuple[str, tuple[str, ...]]]:
+    """Return what leads to lines that were there before: another call may be the news; of a module
+    that is made otherwise, where it is made.
     """
     then, seen = evidence.moved_lines(), evidence.watched
     known = {then.get(what.line, what.line) for what in evidence.known()}
-    leads = {one: _in_words(lines) for one, lines in seen.callers.items() if one[1] in known}
-    found = {place: f"called in {words}" for place, words in leads.items() if words}
-    made = {place: f"made in {line}" for place, line in seen.makers.items() if line}
+    leads = {one: _nearest(calls) for one, calls in seen.callers.items() if one[1] in known}
+    found = {place: ("called in", lines) for place, lines in leads.items() if lines}
+    made = {place: ("made in", (line,)) for place, line in seen.makers.items() if line}
     return found | made if rule in _OF_CONSTRUCTORS else found
 
 
-def _in_words(leads: Collection[tuple[str, ...]]) -> str:
-    """Return the lines that lead to one, the nearest first: several where calls part."""
+def _nearest(leads: Collection[tuple[str, ...]]) -> tuple[str, ...]:
+    """Return the lines that lead to one, the nearest first: several in words where calls part."""
     around: tuple[str, ...] = ()
     for lines in zip(*map(reversed, leads), strict=False):
         if len({*lines}) > 1:
@@ -187,7 +187,7 @@ def _in_words(leads: Collection[tuple[str, ...]]) -> str:
     inner = dict.fromkeys(one[-len(around) - 1] for one in leads if len(one) > len(around))
     if 1 < len(inner) <= _MOST_SHOWN:
         around = (listed([*inner]), *around)
-    return " from ".join(around[:_MOST_SHOWN])
+    return around[:_MOST_SHOWN]
 
 
 def _made_last(profile: MemoryProfile, moment: str) -> Allocation | None:

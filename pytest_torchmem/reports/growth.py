@@ -113,10 +113,11 @@ def place(diagnosis: Diagnosis) -> str:
     if diagnosis.told:
         return diagnosis.told[0].where
     source, module, line = _allocated_by(diagnosis)
-    caller, leads = _caller(diagnosis, module, line), diagnosis.leads.get(diagnosis.place, "")
-    if not leads or leads.split(" ")[2] in why(diagnosis):
-        leads = f"called in {caller}" if caller else ""
-    return joined(_inside(source, module), line, leads)
+    how, lines = diagnosis.leads.get(diagnosis.place, ("called in", ()))
+    if not lines or lines[0] in why(diagnosis):
+        caller = _caller(diagnosis, module, line)
+        how, lines = "called in", (caller,) if caller else ()
+    return joined(_inside(source, module), line, f"{how} {' from '.join(lines)}" if lines else "")
 
 
 _MOST_CAUSES = 3

@@ -350,6 +350,14 @@ def _is_of_library(value: object) -> bool:
     return owner not in ("builtins", "__main__") and not is_of_program(file)
 
 
+def together(holders: Sequence[str]) -> str:
+    """Return what refers to most of equal tensors, or both containers that have about as many."""
+    most = max(holders, key=holders.count)
+    names = [one for one in dict.fromkeys(holders) if 2 * holders.count(one) > holders.count(most)]
+    are_two = len(names) == 2 and all(one.startswith(_IN_CONTAINERS) for one in names)
+    return " and ".join(names) if are_two else most
+
+
 def _attribute(name: str, path: str) -> str:
     """Return what is called by its path in what is called ``name``, a variable of a function."""
     own, of, function = name.partition(" of ")
