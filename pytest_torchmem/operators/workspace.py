@@ -215,39 +215,17 @@ def is_channels_last(tensor: Tensor) -> bool:
 
 
 def is_dense(tensor: Tensor) -> bool:
-    """Whether elements fill their memory, none of it twice; ``is_non_overlapping_and_dense``."""
-    if tensor.is_contiguous():
-        return True
-    expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size != 1:
-            if stride != expected:
-                return False
-            expected *= size
-    return True
+    """Whether elements fill their memory, none of it twice."""
+    dense: bool = torch.ops.aten.is_non_overlapping_and_dense.default(tensor)
+    return dense
 
 
 def suggested_format(tensor: Tensor) -> torch.memory_format:
     """``TensorBase::suggest_memory_format``: channels last where the strides are ordered so."""
-    if tensor.dim() in _CHANNELS_LAST and _strides_like_channels_last(tensor):
-        return _CHANNELS_LAST[tensor.dim()]
+    last = _CHANNELS_LAST.get(tensor.dim())
+    if last is not None and torch.ops.aten.is_strides_like_format.default(tensor, last):
+        return last
     return torch.contiguous_format
-
-
-def _strides_like_channels_last(tensor: Tensor) -> bool:
-    """c10/core/MemoryFormat.h, is_channels_last_strides_2d_s4 and _3d_s5."""
-    order = (1, *range(tensor.dim() - 1, 1, -1), 0)
-    smallest = 0
-    if tensor.stride(1) == 0:
-        return False
-    for dim in order:
-        size, stride = tensor.shape[dim], tensor.stride(dim)
-        if size == 0 or stride < smallest:
-            return False
-        if dim == 0 and smallest == tensor.stride(1):
-            return False
-        smallest = stride * size if size > 1 else stride
-    return True
 
 
 def contiguous_copy(
