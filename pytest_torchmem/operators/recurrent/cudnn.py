@@ -470,10 +470,8 @@ def _lstm(given: Gates, cx: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     if given.input_bias is not None and given.hidden_bias is not None:
         gates = gates + given.input_bias + given.hidden_bias
     enter, forget, cell, leave = gates.chunk(4, 1)
-    enter, forget, leave = enter.sigmoid(), forget.sigmoid(), leave.sigmoid()
-    cell = cell.tanh()
-    cy = forget * cx + enter * cell
-    return leave * cy.tanh(), cy, torch.cat([enter, forget, cell, leave], 1)
+    cy = forget.sigmoid() * cx + enter.sigmoid() * cell.tanh()
+    return leave.sigmoid() * cy.tanh(), cy, gates
 
 
 @operator("aten::_thnn_fused_lstm_cell").values()
@@ -491,22 +489,14 @@ def lstm_cell_backward(
     workspace: Tensor,
     has_bias: bool,
 ) -> tuple[Any, ...]:
-    """Gradients of the gates, of the cell state and of the biases; ``lstm_cell_backward``."""
-    enter, forget, cell, leave = workspace.chunk(4, 1)
-    grad_h = torch.zeros_like(cx) if grad_hy is None else grad_hy
-    total = grad_h * leave * (1 - cy.tanh() ** 2)
-    if grad_cy is not None:
-        total = total + grad_cy
-    gates = torch.cat(
-        [
-            total * cell * enter * (1 - enter),
-            total * cx * forget * (1 - forget),
-            total * enter * (1 - cell**2),
-            grad_h * cy.tanh() * leave * (1 - leave),
-        ],
-        1,
-    )
-    return gates, total * forget, gates.sum(0) if has_bias else None
+    """Gradients of the gates, of the cell state and of the biases, as a second derivative has them
+    computed; native/RNN.cpp, ``_thnn_differentiable_lstm_cell_backward``.
+    """
+    bias = workspace.new_zeros(workspace.shape[1]) if has_bias else None
+    given = workspace, torch.zeros_like(workspace), bias, bias, cx, cy
+    backward = torch.ops.aten._thnn_differentiable_lstm_cell_backward.default
+    gates, _, of_cell, of_bias, _ = backward(grad_hy, grad_cy, *given)
+    return gates, of_cell, of_bias
 
 
 def _gru(given: Gates, hx: Tensor) -> tuple[Tensor, Tensor]:
@@ -514,11 +504,10 @@ def _gru(given: Gates, hx: Tensor) -> tuple[Tensor, Tensor]:
     if input_bias is not None and hidden_bias is not None:
         input_gates, hidden_gates = input_gates + input_bias, hidden_gates + hidden_bias
     from_input, from_hidden = input_gates.chunk(3, 1), hidden_gates.chunk(3, 1)
-    reset = (from_input[0] + from_hidden[0]).sigmoid()
-    update = (from_input[1] + from_hidden[1]).sigmoid()
-    new = (from_input[2] + reset * from_hidden[2]).tanh()
-    workspace = torch.cat([reset, update, new, hx, from_hidden[2]], 1)
-    return new + update * (hx - new), workspace
+    reset, update = from_input[0] + from_hidden[0], from_input[1] + from_hidden[1]
+    new = (from_input[2] + reset.sigmoid() * from_hidden[2]).tanh()
+    workspace = torch.cat([reset, update, from_input[2], hx, from_hidden[2]], 1)
+    return new + update.sigmoid() * (hx - new), workspace
 
 
 @operator("aten::_thnn_fused_gru_cell").values()
@@ -528,13 +517,13 @@ def gru_cell(gates: Gates, hx: Tensor) -> Any:
 
 
 @operator("aten::_thnn_fused_gru_cell_backward").values()
-def gru_cell_backward(grad_hy: Tensor, workspace: Tensor, has_bias: bool) -> tuple[Any, ...]:
-    """Gradients of both products, of the state and of the biases; ``gru_cell_backward``."""
-    reset, update, new, hx, from_hidden = workspace.chunk(5, 1)
-    grad_update = grad_hy * (hx - new) * update * (1 - update)
-    grad_new = grad_hy * (1 - update) * (1 - new**2)
-    grad_reset = grad_new * from_hidden * reset * (1 - reset)
-    of_input = torch.cat([grad_reset, grad_update, grad_new], 1)
-    of_hidden = torch.cat([grad_reset, grad_update, grad_new * reset], 1)
-    biases = [of_input.sum(0), of_hidden.sum(0)] if has_bias else [None, None]
-    return of_input, of_hidden, grad_hy * update, *biases
+def gru_cell_backward(grad_hy: Tensor, workspace: Tensor, has_bias: bool) -> Any:
+    """Gradients of both products, of the state and of the biases;
+    ``_thnn_differentiable_gru_cell_backward``.
+    """
+    size = workspace.shape[1] // 5
+    summed, hx, of_hidden = workspace.split([3 * size, size, size], 1)
+    hidden = torch.constant_pad_nd(of_hidden, (2 * size, 0))
+    bias = workspace.new_zeros(3 * size) if has_bias else None
+    backward = torch.ops.aten._thnn_differentiable_gru_cell_backward.default
+    return backward(grad_hy, summed, hidden, hx, bias, bias)
