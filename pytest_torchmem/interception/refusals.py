@@ -138,8 +138,9 @@ class Refusals:
         key: tuple[Any, ...] = operator.name, types
         error = None
         if _takes_any_size(operator):
-            numbers = trees.argument_leaves((args, kwargs), (int, float, complex))
-            key = (*key, *map(_kind_of_number, numbers))
+            numbers = trees.argument_leaves((args, kwargs), (int, float, complex, str))
+            sizes = [(tensor.dim(), tensor.numel() > 0) for tensor in tensors]
+            key = (*key, *sizes, *map(_kind_of_number, numbers))
             if (scalars := _tensor_of_host(operator, args, kwargs)) is not None:
                 key = (*key, scalars.shape)
             if key not in self._asked:
@@ -177,9 +178,9 @@ def _tensor_of_host(
     return found
 
 
-def _kind_of_number(number: complex) -> tuple[Any, ...]:
+def _kind_of_number(number: complex | str) -> tuple[Any, ...]:
     """Return what kernels may refuse a number for: small ones all types hold alike."""
-    if isinstance(number, (bool, complex)) or not abs(number) <= _SMALL:
+    if isinstance(number, (bool, complex, str)) or not abs(number) <= _SMALL:
         return type(number), number
     return number > 0, number < 0, number == int(number)
 
@@ -214,10 +215,11 @@ def _asked_in_small(
 ) -> Exception | None:
     """Run an operator on one element of each tensor, and return what it raises."""
     scalars = _tensor_of_host(operator, args, kwargs)  # as many as there are tensors in a list
+    number = 0 if operator.record.refuses_types else 1  # a position, or what is divided by
 
     def one(tensor: Tensor) -> Tensor:
-        shape = tensor.shape if tensor is scalars else (1,) * tensor.dim()
-        return torch.ones(shape, dtype=tensor.dtype)
+        shape = tensor.shape if tensor is scalars else [min(size, 1) for size in tensor.shape]
+        return torch.full(shape, number, dtype=tensor.dtype)
 
     def none(tensor: Tensor) -> Tensor:
         return torch.empty(0, dtype=tensor.dtype)  # which it gives the size that it has
@@ -232,12 +234,18 @@ def _asked_in_small(
 
 @cache
 def _takes_any_size(operator: OperatorSpec) -> bool:
-    """Return whether an operator of torch is pointwise, also on lists, and refuses no values."""
+    """Return whether a kernel refuses of one element what it refuses of many: that of an operator
+    that is pointwise, also on lists, and refuses no values, or whose record says so.
+    """
     family = _family(operator)
     functional = family.rstrip("_")
     if operator.random or functional in _REFUSE_VALUES:
         return False
-    if family.startswith(_LISTS) or torch.Tag.pointwise in operator.overload.tags:
+    if (
+        operator.record.refuses_types
+        or family.startswith(_LISTS)
+        or torch.Tag.pointwise in operator.overload.tags
+    ):
         return True
     packet = getattr(torch.ops.aten, functional, operator.overload.overloadpacket)
     overloads = (getattr(packet, name) for name in packet.overloads())

@@ -192,38 +192,12 @@ def _in_cpp(tensor: Tensor) -> str:
     return dtype_in_cpp(tensor.dtype)
 
 
-def _output(input: Tensor, *outputs: Tensor) -> str:
-    """What a structured kernel says of outputs; dest/register_dispatch_key.py, resize_out."""
-    says = "Expected out tensor to have dtype {}, but got {} instead"
-    return next(filter(None, (_types(input, out, says, _in_cpp) for out in outputs)), "")
-
-
-def _of_parts(real: Tensor, imag: Tensor) -> str:
-    says = "Expected object of scalar type {} but got scalar type {} for second argument"
-    return _types(real, imag, says)
-
-
-def _into_parts(real: Tensor, imag: Tensor, out: Tensor) -> str:
-    says = "Expected object of scalar type {} but got scalar type {} for argument 'out'"
-    made = (torch.zeros((), dtype=one.dtype) for one in (real, imag))
-    return _of_parts(real, imag) or _types(torch.complex(*made), out, says)
-
-
 def _samples(input: Tensor, num_samples: int, replacement: bool = False) -> str:
     if num_samples <= 0:
         return "cannot sample n_sample <= 0 samples"
     if replacement or not input.dim() or num_samples <= input.shape[-1]:
         return ""
     return "cannot sample n_sample > prob_dist.size(-1) samples without replacement"
-
-
-def _elements_for(name: str, tensors: list[Tensor]) -> str:
-    if len(tensors) > 1 or tensors[0].numel():
-        return ""
-    return (
-        f"{name}(): Expected reduction dim to be specified for input.numel() == 0. Specify the "
-        "reduction dim with the 'dim' argument."
-    )
 
 
 def _fits(number: complex, dtype: torch.dtype | None) -> None:
@@ -245,6 +219,15 @@ def _range(arguments: Mapping[str, Any]) -> str:
     return f"uniform_ expects to return a [from, to) range, but found from={least:g} > to={most:g}"
 
 
+operator(
+    *aten("""
+        addbmm addbmm_ aminmax.out bucketize.Tensor complex complex.out fill.Scalar fill_.Scalar
+        gelu gelu_ gelu_backward index_fill.int_Scalar index_fill_.int_Scalar masked_scatter
+        masked_scatter_ max min put_ smooth_l1_loss
+    """),
+    refuses_types=True,
+)
+
 _REFUSALS: Mapping[tuple[str, str], Callable[..., object]] = {
     # native/LinearAlgebra.cpp, addmm_impl_cpu_; native/cuda/Blas.cpp, addmm_out_cuda_impl
     ("mm", "cpu"): lambda input, mat2: _types(input, mat2, _OPERANDS.format("m1 and m2"), _in_cpp),
@@ -254,11 +237,6 @@ _REFUSALS: Mapping[tuple[str, str], Callable[..., object]] = {
     # native/cuda/Blas.cpp, bmm_out_cuda_impl, and native/LinearAlgebra.cpp, baddbmm_cpu_kernel: the
     # second operand's data is asked for as that of the first one's type.
     ("bmm", EVERY): lambda input, mat2: mat2.numel() and _data_of(input, mat2),
-    # The meta function of the addmm of each of them; native/LinearAlgebra.cpp, ADDMM_META
-    ("addbmm addbmm_", EVERY): lambda input, batch1, batch2: (
-        _types(input, batch2, "self and mat2 must have the same dtype, but got {} and {}")
-        or _types(batch1, batch2, "mat1 and mat2 must have the same dtype, but got {} and {}")
-    ),
     # ``expand_size`` to the product; native/LinearAlgebra.cpp and native/cuda/Blas.cpp
     ("addmm", EVERY): _bias_of_product,
     # native/cuda/DistanceKernel.cu, cdist_kernel_impl
@@ -295,15 +273,6 @@ _REFUSALS: Mapping[tuple[str, str], Callable[..., object]] = {
         and "cuDNN Frontend error: Dropout probability cannot be 1 as corresponding scale wont be "
         "well formed."
     ),
-    # native/Activation.h, get_gelutype_enum
-    ("gelu gelu_ gelu_backward", EVERY): lambda approximate="none": (
-        approximate not in ("none", "tanh") and "approximate argument must be either none or tanh."
-    ),
-    # native/Bucketization.cpp
-    ("bucketize.Tensor", EVERY): lambda boundaries: (
-        boundaries.dim() != 1
-        and f"boundaries tensor must be 1 dimension, but got dim({boundaries.dim()})"
-    ),
     # native/Distributions.cpp, multinomial_out
     ("multinomial", EVERY): _samples,
     # native/TensorAdvancedIndexing.cpp, index_select_out_cpu_; native/cuda/Indexing.cu,
@@ -317,54 +286,26 @@ _REFUSALS: Mapping[tuple[str, str], Callable[..., object]] = {
         and input.numel()
         and f"\"index_select_out_cuda_impl\" not implemented for '{scalar_type(index)}'"
     ),
-    # native/TensorAdvancedIndexing.cpp, put_
-    ("put_", EVERY): lambda input, source: _types(
-        input,
-        source,
-        "put_(): self and source expected to have the same dtype, but got self.dtype = {} and "
-        "source.dtype = {}",
-    ),
-    # native/TensorFactories.cpp, complex_check_dtype and complex_out
-    ("complex", EVERY): _of_parts,
-    ("complex.out", EVERY): _into_parts,
-    ("aminmax.out", EVERY): lambda input, min, max: _output(input, min, max),
-    ("linalg_cross.out", EVERY): lambda input, out: _output(input, out),
-    # native/cuda/IndexKernel.cpp and native/TensorAdvancedIndexing.cpp, masked_scatter_
-    ("masked_scatter masked_scatter_", EVERY): lambda mask: (
-        mask.dtype is not torch.bool
-        and "masked_scatter_ only supports boolean masks, but got mask with dtype "
-        + scalar_type(mask)
+    # dest/register_dispatch_key.py, resize_out
+    ("linalg_cross.out", EVERY): lambda input, out: _types(
+        input, out, "Expected out tensor to have dtype {}, but got {} instead", _in_cpp
     ),
     # native/ReduceOps.cpp, std_var_out
     ("var.correction std.correction", EVERY): lambda input: (
         not (input.is_floating_point() or input.is_complex())
         and "std and var only support floating point and complex dtypes"
     ),
-    # native/BinaryOps.cpp, the meta function of smooth_l1_loss
-    ("smooth_l1_loss", EVERY): lambda beta=1.0: (
-        beta < 0 and "smooth_l1_loss does not support negative values for beta."
-    ),
-    # native/TensorCompare.cpp, the meta functions of clamp
-    ("clamp clamp_", EVERY): lambda min=None, max=None: (
-        min is max is None and "torch.clamp: At least one of 'min' or 'max' must not be None"
-    ),
     # native/DistributionTemplates.h, uniform_impl_
     ("uniform_", EVERY): _range,
     # native/cpu/HistogramKernel.cpp, histogram_histc: also where the values would say both.
     ("histc", "cpu"): lambda min=0, max=0: min > max and "torch.histc: max must be larger than min",
     # What fills a tensor; a pad begins with one that is filled (native/ConstantPadNd.cpp).
-    ("index_fill.int_Scalar index_fill_.int_Scalar fill.Scalar fill_.Scalar", EVERY): (
-        lambda input, value: _fits(value, input.dtype)
-    ),
     ("constant_pad_nd", EVERY): lambda input, value=0: _fits(value, input.dtype),
     ("full", EVERY): lambda fill_value, dtype=None: _fits(fill_value, dtype),
     ("scalar_tensor", EVERY): lambda s, dtype=None: _fits(s, dtype),
     ("full_like new_full", EVERY): lambda input, fill_value, dtype=None: _fits(
         fill_value, dtype or input.dtype
     ),
-    # native/ReduceAllOps.cpp
-    ("max", EVERY): lambda tensors: _elements_for("max", tensors),
-    ("min", EVERY): lambda tensors: _elements_for("min", tensors),
 }
 """What a kernel says of arguments, of operators on devices; what is false is said of none."""
 

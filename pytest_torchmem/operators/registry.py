@@ -295,6 +295,8 @@ class OperatorRecord:
     """Whether an ``out=`` of as many elements keeps its shape; native/RangeFactories.cpp."""
     unknown_outputs: UnknownOutputs | None = None
     """What its outputs count as where what it reads is not known."""
+    refuses_types: bool = False
+    """Whether every device's kernel refuses types, numbers and dimensions, of few elements too."""
     refuses_values: bool = False
     """Whether kernels for every device refuse some values; for every overload."""
     fills: Fills | None = None
