@@ -178,8 +178,8 @@ def _tensor_of_host(
     return found
 
 
-def _kind_of_number(number: complex | str) -> tuple[Any, ...]:
-    """Return what kernels may refuse a number for: small ones all types hold alike."""
+def _kind_of_number(number: Any) -> tuple[Any, ...]:
+    """Return what kernels may refuse a number or text for: small numbers all types hold alike."""
     if isinstance(number, (bool, complex, str)) or not abs(number) <= _SMALL:
         return type(number), number
     return number > 0, number < 0, number == int(number)
