@@ -1,16 +1,14 @@
-"""What is read from traces of the zoo: node tables, plans, and the lifetimes of graphs.
+"""What is read from traces of the zoo: node tables and plans.
 
     python -m benchmarks.graphs                 all models, on fake cpu and fake cuda
     python -m benchmarks.graphs -k 'bert|lstm'  models whose name matches
-    python -m benchmarks.graphs --aot           their graphs of AOTAutograd, read and run
     python -m benchmarks.graphs --scaling       how they grow with their inputs' first dimension
     python -m benchmarks.graphs --operations    operators whose operations no formula counts
     python -m benchmarks.graphs --compiled      compiled by Inductor, traced and run on this CPU
 
 For each model: whether the totals of the node table are the profile's peaks, by how much the
 planned arena is larger than what lives in it at its peak, and how long both took against the trace.
-With ``--aot``: whether the peak and the end that are read from the graphs are those of the graphs
-run on the ledger, tensors alone. With ``--scaling``: whether the figures at five, six and nine
+With ``--scaling``: whether the figures at five, six and nine
 times the length of the first dimension (the batch, but for recurrent layers) are those that were
 predicted from other lengths, and whether a prediction that is wrong says that it may be. With
 ``--operations``: the operators that are neither pointwise nor views and whose floating-point
@@ -39,7 +37,6 @@ from pytest_torchmem.graphs.scaling import resized
 from pytest_torchmem.operators.workspace_of import CallWork
 from pytest_torchmem.profile.timeline import Phase
 from pytest_torchmem.step.trees import tensors_in
-from tests.graphs.test_ahead_of_time import Integers, live_tensors, run
 
 _PEAKS = ("forward_peak", "backward_peak", "optimizer_peak", "peak")
 
@@ -48,7 +45,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Print a line for each model, and what they have in common."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.graphs")
     parser.add_argument("-k", dest="pattern", default="")
-    parser.add_argument("--aot", action="store_true")
     parser.add_argument("--scaling", action="store_true")
     parser.add_argument("--operations", action="store_true")
     parser.add_argument("--compiled", action="store_true")
@@ -66,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for model in models(options.pattern):
             sample = next(iter(samples(model)))
             given = {**sample.kwargs, **sample.options, "device": device}
-            row = _graphs if options.aot else _scaled if options.scaling else _tables
+            row = _scaled if options.scaling else _tables
             try:
                 found = row(sample.target, sample.args, given)
             except Exception as error:
@@ -76,14 +72,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             rows.append((f"{device} {model.case}", *found))
             print(*rows[-1], flush=True)
     headers: tuple[str, ...] = ("model", "same", "arena", "table", "plan")
-    if options.aot or options.scaling:
-        scaled = ("model", "same", "told", "fitted to", "doubts")
-        headers = scaled if options.scaling else ("model", "same", "read", "run")
+    if options.scaling:
+        headers = ("model", "same", "told", "fitted to", "doubts")
     print(tabulate(rows, headers))
     print(f"{sum(bool(row[1]) for row in rows)} of {len(rows)} the same")
     if options.scaling:
         print(f"{sum(not row[2] for row in rows)} of {len(rows)} wrong without a doubt")
-    if not options.aot and not options.scaling and rows:
+    if not options.scaling and rows:
         tight = sum(row[2] <= 0.05 for row in rows)
         print(f"{tight} of {len(rows)} arenas within 5 % of what lives in them")
     return 0
@@ -96,17 +91,6 @@ def _tables(model: Any, args: Any, options: dict[str, Any]) -> tuple[Any, ...]:
     figures, peaks = profile.figures(), table.peaks()
     same = all(figures[name] == peaks.get(name) for name in _PEAKS if name in figures)
     return same, plan.overhead, for_table / seconds, for_plan / seconds
-
-
-def _graphs(model: Any, args: Any, options: dict[str, Any]) -> tuple[Any, ...]:
-    graphs = torchmem.trace(model, *args, mode="aot", **options).graphs
-    read = torchmem.graph_profile(*graphs[:2])
-    device = options["device"]
-    tensors = tensors_in((list(model.buffers()), args, options))
-    integers = [Integers.of(one) for one in tensors if not one.is_floating_point()]
-    given = (*graphs[:2], device, *integers)
-    live = live_tensors(torchmem.trace(run, *given, device=device, values="none"))
-    return read.peak == max(live) and read.end == live[-1], read.peak, max(live)
 
 
 def _scaled(model: Any, args: Any, options: dict[str, Any]) -> tuple[Any, ...]:

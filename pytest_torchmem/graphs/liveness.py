@@ -1,18 +1,12 @@
-"""The memory of graphs, read from them: which storages there are, and how long they live.
+"""The memory of graphs: which storages there are as they run, and how long they live.
 
-Nothing is run. Each node of a graph that AOTAutograd made has fake tensors (``meta["val"]``), which
-share storages where the real ones will, but for a few things. Where the partitioner put one node in
-the place of another that computes the same, a view lies on the fake storage of the one that is gone
-(torch/_functorch/compile_utils.py, ``fx_graph_cse``). Each graph has constants of its own, which
-are one for fake tensors. Some kernels leave more than their result needs: a loss that is reduced
-lies on a storage of all of its elements (aten/src/ATen/native/BinaryOps.cpp,
-``TORCH_META_FUNC(smooth_l1_loss)``); those that call other operators are run alone. And some
-outputs of kernels of the GPU are on the host, which a fake tensor does not say.
+Each node of a graph that AOTAutograd made has fake tensors (``meta["val"]``). Those of inputs and
+constants say what a graph is given: it is run in a trace on tensors like these.
 """
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,133 +14,13 @@ from torch import Tensor, fx
 
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.fake_cuda.api.factories import device_said
-from pytest_torchmem.graphs.operators_at import run_alone
-from pytest_torchmem.interception.plan import Output, Plan, Same, find_plan, geometry_of_arguments
-from pytest_torchmem.operators.spec import spec_of
+from pytest_torchmem.interception.ledger import Ledger
 from pytest_torchmem.profile.node_table import NodeRow, NodeTable
-from pytest_torchmem.profile.timeline import GRAPH_NODE
-from pytest_torchmem.step.trees import argument_leaves, argument_tensors, tensors_in
+from pytest_torchmem.profile.timeline import GRAPH_NODE, Kind
+from pytest_torchmem.step.trees import tensors_in
 from pytest_torchmem.targets.target import DeviceName
-from pytest_torchmem.torch_private.keys import OpOverload, is_view
 from pytest_torchmem.torch_private.tensors import storage_address
-from pytest_torchmem.tracing.trace import trace
-
-
-class GraphStorages:
-    """The storages of some graphs, whose values have the same names in all of them, by address."""
-
-    def __init__(self, graphs: Iterable[fx.GraphModule]) -> None:
-        nodes = [node for graph in graphs for node in graph.graph.nodes]
-        said = [one for node in nodes for one in _devices(node)]
-        self._device: DeviceName = "cuda" if any(device == "cuda" for _, device in said) else "cpu"
-        self._same: dict[int, int] = {}
-        """Storages that are another one, by their addresses."""
-        self._nbytes: dict[int, int] = {}
-        """The bytes of those that fake tensors do not tell; 0 of those that are elsewhere."""
-        self._plans: dict[Any, Plan | None] = {}
-        for tensor, device in said:
-            if device != self._device:
-                self._nbytes[storage_address(tensor)] = 0
-        self._inner = run_alone(nodes, _value, self._device)
-        for node in nodes:
-            inner = self._inner.get(node)
-            if inner is not None:
-                results = _values(node)
-                if len(inner.made) == len(results):
-                    for result, nbytes in zip(results, inner.made, strict=True):
-                        if nbytes is not None:
-                            self._nbytes.setdefault(self._address(result), nbytes)
-            elif node.op == "call_function" and isinstance(node.target, OpOverload):
-                self._look_at(node, node.target)
-
-    def of(self, node: fx.Node) -> list[tuple[int, int]]:
-        """Return the storages of a node's result on the graphs' device, by address, with bytes.
-
-        Raises ``UsageError`` for a node that is read and says nothing of its result.
-        """
-        if _value(node) is None and "val" not in node.meta and node.op != "output" and node.users:
-            raise UsageError(
-                f"node {node.name!r} has no tensors in meta['val']: pass graphs of AOTAutograd, "
-                'such as trace(model, x, mode="aot").graphs'
-            )
-        found = []
-        for tensor in _values(node):
-            address = self._address(tensor)
-            nbytes = self._nbytes.get(address, tensor.untyped_storage().nbytes())
-            found.append((address, int(nbytes)))  # of symbols: what they stand for
-        return found
-
-    def inner_peak(self, node: fx.Node) -> int:
-        """Return the bytes that a node of several operators makes and holds at once, or 0."""
-        found = self._inner.get(node)
-        return 0 if found is None else found.peak
-
-    def _address(self, tensor: Tensor) -> int:
-        address = storage_address(tensor)
-        return self._same.get(address, address)
-
-    def _look_at(self, node: fx.Node, operator: OpOverload) -> None:
-        results = _values(node)
-        if is_view(operator):
-            for base in _values(node.args[0])[:1] if node.args else ():
-                address = self._address(base)
-                for view in results:
-                    if self._address(view) != address:
-                        self._same[storage_address(view)] = address
-                        self._nbytes.setdefault(address, base.untyped_storage().nbytes())
-            return
-        plan = self._plan(node, operator)
-        outputs = [] if plan is None else argument_leaves(plan.outputs, (Output, Same))
-        if plan is None or len(outputs) != len(results):
-            return
-        on_host = spec_of(operator).on(self._device).host_outputs
-        for place, (output, result) in enumerate(zip(outputs, results, strict=True)):
-            if isinstance(output, Output) and plan.slots[output.slot] >= 0:
-                nbytes = 0 if place in on_host else plan.slots[output.slot]
-                self._nbytes.setdefault(self._address(result), nbytes)
-
-    def _plan(self, node: fx.Node, operator: OpOverload) -> Plan | None:
-        """Return the plan of a node's call; ``None`` where it has none before it is run."""
-        args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda one: one.meta.get("val"))
-        tensors: list[Tensor] = []
-        spec = spec_of(operator)
-        try:
-            key = operator, geometry_of_arguments((*args, *kwargs.values()), tensors), (*kwargs,)
-            if key not in self._plans:
-                own = spec.on(self._device).meta
-                found = argument_tensors((args, kwargs))
-                self._plans[key] = find_plan(spec, args, dict(kwargs), found, own)
-            return self._plans[key]
-        except Exception:  # symbols for sizes, data that decides, a device without a kernel
-            return None
-
-
-def _devices(node: fx.Node) -> list[tuple[Tensor, str]]:
-    """Return the tensors of a node's result, each with the type of its device.
-
-    A constant that a trace left behind does not say that it was on the GPU; the fake tensor of its
-    node does.
-    """
-    values, fakes = _values(node), list(tensors_in(node.meta.get("val")))
-    saying = fakes if node.op == "get_attr" and len(fakes) == len(values) else values
-    return [(one, device_said(said).type) for one, said in zip(values, saying, strict=True)]
-
-
-def _value(node: fx.Node) -> Any:
-    """Return the fake tensors of a node's result, or what of its module a node stands for.
-
-    That is a constant, of which each graph has its own, or a graph for an operator of higher order.
-    """
-    held: Any = node.graph.owning_module if node.op == "get_attr" else None
-    for name in str(node.target).split("."):
-        held = getattr(held, name, None)
-    return node.meta.get("val") if held is None else held
-
-
-def _values(node: Any) -> list[Tensor]:
-    """Return the fake tensors of a node's result that have a storage, or the real constant."""
-    value = _value(node) if isinstance(node, fx.Node) else None
-    return [tensor for tensor in tensors_in(value) if tensor.layout is torch.strided]
+from pytest_torchmem.tracing.trace import WATCH, trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,95 +92,170 @@ def graph_profile(
             )
         if not found.find_nodes(op="output"):
             raise UsageError("the graph has no output node: what it returns is not known")
-    walk = _Walk(GraphStorages(graphs))
-    inputs = walk.begin(graphs)
-    baseline = walk.live
-    nodes = list(walk.run(forward, "forward", held=inputs))
-    outputs, given = _outputs(forward), () if backward is None else backward.graph.nodes
-    names = {node.name for node in given if node.op == "placeholder"}  # as the forward has them
-    last = len(names.intersection(node.name for node in outputs))
-    own = outputs[: len(outputs) - last][mutated:]
-    held = inputs.union(walk.addresses(own))
-    saved = [node for node in outputs if node.name in names]
-    walk.let_go(held.union(walk.addresses(saved)))
-    retained = walk.live
+    program = _Program(forward, backward, mutated)
+    token = WATCH.set(program)
+    try:
+        profile = trace(program.run, device=program.device, memory="unlimited", values="none")
+    finally:
+        WATCH.reset(token)
+    timeline = profile.timeline
+    tensors = tuple(
+        one._replace(nbytes=0) if one.kind is Kind.WORKSPACE else one
+        for one in timeline.allocations
+    )
+    live = replace(timeline, allocations=tensors).live()
+    live = live[program.before :]
+    nodes = list(program.nodes(forward, "forward", live))
     if backward is not None:
-        nodes += walk.run(backward, "backward", held=held)
-    return GraphProfile(tuple(nodes), baseline, retained, walk.live)
+        nodes += program.nodes(backward, "backward", live)
+    baseline, retained, end = (live[position] for position in program.moments)
+    return GraphProfile(tuple(nodes), baseline, retained, end)
 
 
-class _Walk:
-    """What is alive on a walk through graphs, by the addresses of storages."""
+class _Program:
+    """Runs graphs as a program does that holds what they are given and what they return to it.
 
-    def __init__(self, storages: GraphStorages) -> None:
-        self._storages = storages
-        self._alive: dict[int, int] = {}
-        self.live = 0
+    It takes note of how many events there are on the graphs' device.
+    """
 
-    def addresses(self, nodes: Iterable[fx.Node]) -> list[int]:
-        return [address for node in nodes for address, _ in self._storages.of(node)]
+    def __init__(
+        self, forward: fx.GraphModule, backward: fx.GraphModule | None, mutated: int
+    ) -> None:
+        self._forward, self._backward, self._mutated = forward, backward, mutated
+        graphs = [forward] if backward is None else [forward, backward]
+        nodes = [node for graph in graphs for node in graph.graph.nodes]
+        said = (device_said(one) for node in nodes for one in tensors_in(node.meta.get("val")))
+        self.device: DeviceName = "cuda" if any(one.type == "cuda" for one in said) else "cpu"
+        self._place = torch.device("cuda", 0) if self.device == "cuda" else torch.device("cpu")
+        self._constants = [node for node in nodes if isinstance(_constant(node), Tensor)]
+        self._events: list[int] = []
+        self.before = 0
+        """How many events of what was there before stand before them."""
+        self.moments: list[int] = []
+        """When the forward begins, when it has run, and when all graphs have."""
+        self._spans: dict[fx.Node, tuple[int, int]] = {}
+        """When each node begins, and when it has run."""
 
-    def begin(self, graphs: list[fx.GraphModule]) -> frozenset[int]:
-        """Make and return the first graph's inputs and the constants of all graphs."""
-        given = [node for node in graphs[0].graph.nodes if node.op == "placeholder"]
-        held = [node for one in graphs for node in one.graph.nodes if node.op == "get_attr"]
-        return frozenset(self._make_all(given + held))
+    def at_begin(self, ledger: Ledger) -> None:
+        self._events = ledger.on(self._place).events
 
-    def run(self, graph: fx.GraphModule, phase: str, held: frozenset[int]) -> Iterator[NodeMemory]:
-        """Yield the memory of each node; what is ``held`` outlives the graph."""
-        nodes = list(graph.graph.nodes)
-        self._make_all(node for node in nodes if node.op == "placeholder")
-        returned = frozenset(self.addresses(_outputs(graph)))
-        deaths = self._deaths(nodes, held | returned)
-        for node in nodes:
-            if node.op == "output":
-                continue
-            before = self.live
-            made = self._make_all([node]) if node.op != "placeholder" else []
-            sizes = sum(self._alive[address] for address in made)
-            peak = max(self.live, before + self._storages.inner_peak(node))
-            for address in deaths.get(node, ()):
-                self.live -= self._alive.pop(address, 0)
+    def at_end(self, ledger: Ledger) -> None:
+        self.before = len(ledger.on(self._place).earlier)
+
+    @torch.no_grad()
+    def run(self) -> object:
+        then = _inputs(self._backward)
+        inputs = _made((*_inputs(self._forward), *self._constants))
+        constants = {node: inputs.pop(node) for node in self._constants}
+        self.moments.append(len(self._events))
+        returned = self._run(self._forward, constants, dict(inputs))
+        names = {node.name for node in then}  # as the forward has them
+        saved = {node.name: value for node, value in returned if node.name in names}
+        own = [value for _, value in returned[: len(returned) - len(saved)][self._mutated :]]
+        del returned
+        self.moments.append(len(self._events))
+        gradients = []
+        if self._backward is not None:
+            given = _made(node for node in then if node.name not in saved)
+            given |= {node: saved.pop(node.name) for node in then if node.name in saved}
+            gradients = self._run(self._backward, constants, given)
+        self.moments.append(len(self._events))
+        return inputs, constants, own, gradients
+
+    def _run(
+        self, graph: fx.GraphModule, constants: dict[fx.Node, Tensor], given: dict[fx.Node, Any]
+    ) -> list[tuple[fx.Node, Any]]:
+        """Run a graph on what it is ``given``, and return its outputs with their nodes."""
+        here, spans = len(self._events), self._spans
+        spans |= dict.fromkeys(given, (here, here))
+        noting = _Noting(graph, constants, self._events, spans)
+        result = noting.run(initial_env=given, enable_io_processing=False)
+        given.clear()  # of values that nobody reads
+        several = result if isinstance(result, (tuple, list)) else (result,)
+        pairs = zip(_outputs(graph), several, strict=True)
+        return [(node, value) for node, value in pairs if isinstance(node, fx.Node)]
+
+    def nodes(self, graph: fx.GraphModule, phase: str, live: Sequence[int]) -> Iterator[NodeMemory]:
+        """Yield the memory of each node, given the bytes that are alive after so many events."""
+        spans = [self._spans[node] for node in graph.graph.nodes]
+        after = (start for start, _ in spans[1:])
+        for node, (start, stop), gone in zip(graph.graph.nodes, spans, after, strict=False):
             operator = str(node.target) if node.op != "placeholder" else ""
-            yield NodeMemory(phase, node.name, operator, sizes, peak, self.live)
-        self.let_go(held | returned)  # of values that nobody reads
-
-    def let_go(self, kept: frozenset[int]) -> None:
-        for address in [one for one in self._alive if one not in kept]:
-            self.live -= self._alive.pop(address)
-
-    def _make_all(self, nodes: Iterable[fx.Node]) -> list[int]:
-        made = []
-        for address, nbytes in (storage for node in nodes for storage in self._storages.of(node)):
-            if address not in self._alive:
-                self._alive[address] = nbytes
-                self.live += nbytes
-                made.append(address)
-        return made
-
-    def _deaths(self, nodes: list[fx.Node], kept: frozenset[int]) -> Mapping[fx.Node, list[int]]:
-        """Return after which node each storage is gone: the last that reads a value on it.
-
-        A value that nobody reads stays until the end (``torch.fx.Interpreter`` keeps it).
-        """
-        last: dict[int, fx.Node] = {}
-        unread: set[int] = set()
-        for node in nodes:
-            if node.op != "output":
-                last.update(dict.fromkeys(self.addresses(node.all_input_nodes), node))
-                unread.update(() if node.users else self.addresses([node]))
-        deaths: dict[fx.Node, list[int]] = {}
-        for address, node in last.items():
-            if address not in kept and address not in unread:
-                deaths.setdefault(node, []).append(address)
-        return deaths
+            made, most = live[stop] - live[start], max(live[start : stop + 1])
+            yield NodeMemory(phase, node.name, operator, made, most, live[gone])
 
 
-def _outputs(graph: fx.GraphModule) -> list[fx.Node]:
-    [output] = [node for node in graph.graph.nodes if node.op == "output"]
-    returned = output.args[0]
-    several = returned if isinstance(returned, (tuple, list)) else (returned,)
-    return [one for one in several if isinstance(one, fx.Node)]
+class _Noting(fx.Interpreter):
+    """Runs a graph; a value is gone when the node that reads it last has run."""
+
+    def __init__(
+        self,
+        graph: fx.GraphModule,
+        constants: dict[fx.Node, Tensor],
+        events: list[int],
+        spans: dict[fx.Node, tuple[int, int]],
+    ) -> None:
+        super().__init__(graph)
+        self._constants, self._events, self._spans = constants, events, spans
+
+    def run_node(self, n: fx.Node) -> Any:
+        begun = len(self._events)
+        result = self._constants[n] if n in self._constants else super().run_node(n)
+        self._spans[n] = begun, len(self._events)
+        return result
+
+
+def _inputs(graph: fx.GraphModule | None) -> list[fx.Node]:
+    return [] if graph is None else list(graph.graph.find_nodes(op="placeholder"))
+
+
+def _constant(node: fx.Node) -> Any:
+    """Return what of its module a node stands for: each graph has constants of its own."""
+    held: Any = node.graph.owning_module if node.op == "get_attr" else None
+    for name in str(node.target).split("."):
+        held = getattr(held, name, None)
+    return held
+
+
+def _made(nodes: Iterable[fx.Node]) -> dict[fx.Node, Any]:
+    """Return tensors as nodes are given them; those that share a storage get some that do.
+
+    A constant that a trace left behind does not say that it was on the GPU; the fake tensor of its
+    node does. Raises ``UsageError`` for a node that is read and says nothing of its value.
+    """
+    storages: dict[int, torch.UntypedStorage] = {}
+
+    def made(like: Tensor, said: Tensor) -> Tensor:
+        storage, device = like.untyped_storage(), device_said(said)
+        address = storage_address(like)
+        if address not in storages:
+            memory = torch.empty(int(storage.nbytes()), dtype=torch.uint8, device=device)
+            storages[address] = memory.untyped_storage()
+        size, stride = [*map(int, like.size())], [*map(int, like.stride())]
+        offset = int(like.storage_offset())
+        empty = torch.empty(0, dtype=like.dtype, device=device)
+        return empty.set_(storages[address], offset, size, stride)
+
+    found: dict[fx.Node, Any] = {}
+    for node in nodes:
+        value, constant = node.meta.get("val"), _constant(node)
+        if node.users and value is None and constant is None and "val" not in node.meta:
+            raise UsageError(
+                f"node {node.name!r} has no tensors in meta['val']: pass graphs of AOTAutograd, "
+                'such as trace(model, x, mode="aot").graphs'
+            )
+        if isinstance(constant, Tensor):
+            found[node] = made(constant, value if isinstance(value, Tensor) else constant)
+        elif isinstance(value, Tensor):
+            found[node] = made(value, value)
+        else:
+            found[node] = int(value) if isinstance(value, torch.SymInt) else value
+    return found
+
+
+def _outputs(graph: fx.GraphModule) -> Any:
+    (returned,) = graph.graph.output_node().args
+    return returned if isinstance(returned, (tuple, list)) else (returned,)
 
 
 _META = ("fwd_in", "fwd_tmp", "fwd_out", "bwd_tmp", "bwd_out", "fwd_flops", "bwd_flops")
