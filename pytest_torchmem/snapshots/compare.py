@@ -221,12 +221,13 @@ def _judge(
     if name not in JUDGED:
         return Change(name, before, now, Verdict.SHOWN)
     allowed = rule.tolerance.allowance(max(before - apart, 0))
-    step, of = abs(now - before), ""
+    step, told = abs(now - before), str(rule)
     if now == before:
         verdict = Verdict.SAME
     elif step <= allowed:
         verdict = Verdict.WITHIN
     else:
         verdict = Verdict.GREW if now > before else Verdict.SHRANK
-        of = " without libraries' buffers" if step <= rule.tolerance.allowance(before) else ""
-    return Change(name, before, now, verdict, allowed, f"{rule.tolerance}{of}, {rule.source}")
+        if step <= rule.tolerance.allowance(before):
+            told = f"{told}, without libraries' buffers"
+    return Change(name, before, now, verdict, allowed, told)

@@ -65,7 +65,9 @@ def _short(value: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ToleranceRule:
-    """A tolerance, its place of definition, and its figures and devices; ``None`` means all."""
+    """A tolerance, its place of definition, "" if built in, and its figures and devices; ``None``
+    means all.
+    """
 
     tolerance: Tolerance
     source: str
@@ -77,17 +79,16 @@ class ToleranceRule:
         return self.device in (None, device) and self.figure in (None, figure)
 
     def __str__(self) -> str:
-        return f"{self.tolerance}, {self.source}"
+        return f"{self.tolerance}, {self.source}" if self.source else str(self.tolerance)
 
 
 Level = Sequence[ToleranceRule]
 """The rules written in one place. Of several that fit, the one that says most holds."""
 
-_BUILT_IN_SOURCE = "the built-in default"
 BUILT_IN: Level = (
-    ToleranceRule(parse_tolerance(DEFAULT_TOLERANCE), _BUILT_IN_SOURCE),
+    ToleranceRule(parse_tolerance(DEFAULT_TOLERANCE), source=""),
     *(
-        ToleranceRule(parse_tolerance(tolerance), _BUILT_IN_SOURCE, figure=figure)
+        ToleranceRule(parse_tolerance(tolerance), source="", figure=figure)
         for figure, tolerance in TOLERANCES.items()
     ),
 )

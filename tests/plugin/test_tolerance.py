@@ -58,7 +58,7 @@ def test_the_first_level_that_has_a_rule_wins():
     levels = [parse_rules({"cuda": "5%"}, "marker"), (), parse_rules("3%", "argument"), BUILT_IN]
     assert str(find_rule(levels, "cuda", "peak")) == "5%, marker"
     assert str(find_rule(levels, "cpu", "peak")) == "3%, argument"
-    assert str(find_rule([(), BUILT_IN], "cpu", "peak")) == "1%, the built-in default"
+    assert str(find_rule([(), BUILT_IN], "cpu", "peak")) == "1%"
 
 
 def test_ini_rules_for_paths():
