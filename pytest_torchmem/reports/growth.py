@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING, TypeVar
 
 from pytest_torchmem.figures import END, RESERVED, RETAINED, label
@@ -30,9 +31,9 @@ _WORTH = 100
 """The part of the largest row that a row has to have where there is little room."""
 _SIZE = 11
 """Columns of a change."""
-_MANY = 3
-"""Shapes of one operator at one place beyond which they are one row."""
-_DIRECTORIES = re.compile(r"(?<=, )[^\s,]*/(?=[^\s/]+:\d+$)")
+_MANY = 2
+"""Shapes of one operator, or operators of one shape, beyond which they are one row."""
+_DIRECTORIES = re.compile(r"(?<=, )[^\s,]*/(?=[^\s/]+:\d[^:]*$)")
 """Those of the file that a place ends in."""
 
 
@@ -249,29 +250,53 @@ def at(figure: str) -> str:
 
 
 def rows_of(rows: Iterable[Row]) -> tuple[tuple[int, str, str], ...]:
-    """Return rows of a difference as those of a section, many shapes of one operator as one row."""
-    alike: dict[tuple[object, ...], list[Row]] = {}
-    for row in rows:
-        is_one = bool(row.before and row.now) or not row.what.dtype
-        key = row.what.role, *row.place, row.what.source, row.what.dtype, row.now is None
-        alike.setdefault((row,) if is_one else key, []).append(row)
-    told = [
-        (sum(row.change for row in group), *_described(group))
-        for own in alike.values()
-        for group in ([own] if len(own) > _MANY else [[one] for one in own])
-    ]
+    """Return rows of a difference as those of a section; as one row many shapes of one operator,
+    and equal tensors of many operators of one module and file.
+    """
+    groups = [[row] for row in rows]
+    for key in (_by_operator, _by_tensor):
+        alike: dict[object, list[list[Row]]] = {}
+        for first, *more in groups:
+            is_one = bool(more or (first.before and first.now)) or not first.what.dtype
+            alike.setdefault((first,) if is_one else key(first), []).append([first, *more])
+        groups = [
+            group
+            for own in alike.values()
+            for group in ([[*chain(*own)]] if len(own) > _MANY else own)
+        ]
+    told = [(sum(row.change for row in group), *_described(group)) for group in groups]
     return tuple(sorted(told, key=lambda one: -abs(one[0])))
+
+
+def _by_operator(row: Row) -> tuple[object, ...]:
+    return row.what.role, *row.place, row.what.source, row.what.dtype, row.now is None
+
+
+def _by_tensor(row: Row) -> tuple[object, ...]:
+    module, line = row.place
+    return row.what.role, module, line.rpartition(":")[0], row.what.tensor, row.now is None
 
 
 def _described(rows: Sequence[Row]) -> tuple[str, str]:
     """Return in words what became of allocations, equal or of several shapes, and where."""
+    from pytest_torchmem.diagnosis.causes import listed
+    from pytest_torchmem.diagnosis.rules.operators import short_names
+
     row = max(rows, key=lambda one: one.what.nbytes)
     if not rows[1:]:
         return describe(row), place_of(row.what, row.module)
     what, number = row.what, sum(one.count_now or one.count_before for one in rows)
-    text = f"{number} × {what.dtype}, {[*what.shape]} at most"
+    is_one_tensor = len({one.what.tensor for one in rows}) == 1
+    text = (
+        f"{number} × {what.tensor if is_one_tensor else f'{what.dtype}, {[*what.shape]} at most'}"
+    )
     module = row.module if len({one.numbers for one in rows}) == 1 else what.module
-    return joined(text, what.role, "" if row.now else "gone"), place_of(what, module)
+    operators = [*dict.fromkeys(one.what.source for one in rows)]
+    file, _, _ = what.line.rpartition(":")
+    lines = sorted({int(one.what.line.rpartition(":")[2]) for one in rows if file})
+    line = f"{file}:{listed([*map(str, lines)])}" if file else ""
+    source = short_names(operators) if operators[1:] else what.source
+    return joined(text, what.role, "" if row.now else "gone"), joined(_inside(source, module), line)
 
 
 def _two_lines(size: str, what: str, where: str) -> Iterator[str]:

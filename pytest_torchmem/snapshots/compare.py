@@ -221,13 +221,13 @@ def _judge(
     if name not in JUDGED:
         return Change(name, before, now, Verdict.SHOWN)
     allowed = rule.tolerance.allowance(max(before - apart, 0))
-    step, told = abs(now - before), str(rule)
+    step, of = abs(now - before), ""
     if now == before:
         verdict = Verdict.SAME
     elif step <= allowed:
         verdict = Verdict.WITHIN
     else:
         verdict = Verdict.GREW if now > before else Verdict.SHRANK
-        if step <= rule.tolerance.allowance(before):
-            told = f"{told}, without libraries' buffers"
+        of = " without libraries' buffers" if step <= rule.tolerance.allowance(before) else ""
+    told = ", ".join(filter(None, (f"{rule.tolerance}{of}", rule.source)))
     return Change(name, before, now, verdict, allowed, told)
