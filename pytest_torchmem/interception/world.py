@@ -35,7 +35,7 @@ from pytest_torchmem.interception.values.messages import AWAITED_CHANGE, AWAITED
 from pytest_torchmem.journal.journal import variables
 from pytest_torchmem.targets.world import World
 from pytest_torchmem.torch_private import distributed as groups
-from pytest_torchmem.torch_private.patches import Replacements, added, class_unless, replaced_all
+from pytest_torchmem.torch_private.patches import Replacements, class_unless, replaced_all
 
 _Store: Any = getattr(torch.distributed, "Store", object)
 
@@ -358,12 +358,9 @@ def _alone(
     world: World, on_thread: Callable[[], bool], stand_in: list[Any], mailbox: Mailbox | None
 ) -> Iterator[None]:
     """Have what waits for other processes wait for nobody."""
-    replacements, additions = groups.groups_of_world(
-        world.rank, world.size, lambda: not on_thread()
-    )
+    own_groups = groups.groups_of_world(world.rank, world.size, lambda: not on_thread())
     with (
-        added(additions),
-        replaced_all(replacements),
+        replaced_all(own_groups),
         replaced_all(groups.symmetric_memory(partial(refuse_symmetric_memory, on_thread))),
         replaced_all(_rendezvous(world, on_thread, stand_in, mailbox)),
     ):

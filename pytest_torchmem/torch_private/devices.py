@@ -7,8 +7,8 @@ have put something in the place of torch's functions: ``has_gpu`` asks the drive
 """
 
 import ctypes
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from pytest_torchmem.torch_private.names import private, private_attribute
-from pytest_torchmem.torch_private.patches import added, having, replaced, unless
+from pytest_torchmem.torch_private.patches import Additions, having, replaced_all, unless
 
 #: Asks the driver; builds without CUDA have none.
 _count: Callable[[], int] = (
@@ -36,20 +36,19 @@ def raw_stream_known(off: Callable[[], bool]) -> AbstractContextManager[None]:
     return bindings_known({"_cuda_getCurrentRawStream": lambda device: 0}, off)
 
 
-@contextmanager
 def bindings_known(
     functions: Mapping[str, Callable[..., Any]], off: Callable[[], bool]
-) -> Iterator[None]:
+) -> AbstractContextManager[None]:
     """Let ``torch._C`` have functions by these names, unless ``off()``."""
     own = vars(torch._C)
-    either = {name: unless(off, one, own[name]) for name, one in functions.items() if name in own}
-    with added({torch._C: functions}), replaced(torch._C, **either):
-        yield
+    either = {n: unless(off, one, own[n]) if n in own else one for n, one in functions.items()}
+    return replaced_all([(torch._C, Additions(either))])
 
 
 def host_cache_known() -> AbstractContextManager[None]:
     """Let a build without CUDA have a cache of pinned memory, which is empty."""
-    return added({torch._C: {"_host_emptyCache": lambda: None}})
+    known = {} if hasattr(torch._C, name := "_host_emptyCache") else {name: lambda: None}
+    return replaced_all([(torch._C, Additions(known))])
 
 
 #: A context that marks a range of the recording.

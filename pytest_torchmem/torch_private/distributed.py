@@ -26,10 +26,7 @@ from pytest_torchmem.torch_private.names import (
     private_if_imported,
     private_name_if_imported,
 )
-from pytest_torchmem.torch_private.patches import ABSENT, LookedAt, Replacements, unless
-
-Additions = dict[Any, dict[str, Any]]
-"""What modules get that do not have it."""
+from pytest_torchmem.torch_private.patches import ABSENT, Additions, LookedAt, Replacements, unless
 
 _C10D = "torch.distributed.distributed_c10d"
 _process_group = private_if_imported("torch._C._distributed_c10d.ProcessGroup")
@@ -170,16 +167,14 @@ def _held_work(off: Callable[[], bool]) -> dict[str, Any]:
     return {"get_future": get_future, "wait": wait}
 
 
-def nccl_groups(off: Callable[[], bool]) -> tuple[Replacements, Additions, Sequence[LookedAt]]:
-    """Let ``init_process_group("nccl")`` make torch's fake process group, unless ``off()``.
-
-    Returns what is replaced, what modules get that do not have it (builds for the CPU lack
-    ``ProcessGroupNCCL``), and what else this depends on.
+def nccl_groups(off: Callable[[], bool]) -> tuple[Replacements, Sequence[LookedAt]]:
+    """Let ``init_process_group("nccl")`` make torch's fake process group, unless ``off()``. Builds
+    for the CPU lack ``ProcessGroupNCCL``. Returns also what else this depends on.
     """
     c10d, fake = sys.modules.get(_C10D), _fake_group()
     looked_at = ((sys.modules, _C10D, ABSENT if c10d is None else c10d),)
     if c10d is None or fake is None or _is_built() is None:
-        return [], {}, looked_at
+        return [], looked_at
     replaced: list[tuple[Any, dict[str, Any]]] = [
         (
             c10d,
@@ -195,16 +190,13 @@ def nccl_groups(off: Callable[[], bool]) -> tuple[Replacements, Additions, Seque
         _sequence_numbers(),
     ]
     names = [name for name, one in _NCCL.items() if one is None or hasattr(c10d, one)]
-    there, added = _groups(dict.fromkeys(names, (0, 1)), off)
-    return replaced + there, added, looked_at
+    return replaced + _groups(dict.fromkeys(names, (0, 1)), off), looked_at
 
 
-def groups_of_world(
-    rank: int, size: int, off: Callable[[], bool]
-) -> tuple[Replacements, Additions]:
+def groups_of_world(rank: int, size: int, off: Callable[[], bool]) -> Replacements:
     """Let the backends for the host make torch's fake process group, unless ``off()``."""
     c10d = sys.modules[_C10D]
-    there, added = _groups({"ProcessGroupGloo": (0, 1), "ProcessGroupMPI": (rank, size)}, off)
+    there = _groups({"ProcessGroupGloo": (0, 1), "ProcessGroupMPI": (rank, size)}, off)
     values: dict[str, Any] = {
         flag: True for flag in ("_GLOO_AVAILABLE", "_MPI_AVAILABLE") if hasattr(c10d, flag)
     }
@@ -224,14 +216,13 @@ def groups_of_world(
     values["get_debug_level"] = debug_level
     # What was received from anybody is the first other process's.
     source = unless(off, lambda _: int(rank == 0), getattr(_work(), _SOURCE))
-    patched = [
+    return [
         *there,
         (c10d, values),
         public,
         _sequence_numbers(),
         (_work(), {_SOURCE: source, **_held_work(off)}),
     ]
-    return patched, added
 
 
 def _sequence_numbers() -> tuple[Any, dict[str, Any]]:
@@ -274,20 +265,12 @@ def dtypes_of_numbers(numbers: Sequence[Any]) -> Sequence[torch.dtype | None]:
 
 def _groups(
     names: Mapping[str, tuple[int, int]], off: Callable[[], bool]
-) -> tuple[list[tuple[Any, dict[str, Any]]], Additions]:
-    """Return the stand-ins for backends' classes, by the modules that have or will have them. MPI
-    would say to each which process of how many it is.
+) -> list[tuple[Any, dict[str, Any]]]:
+    """Return the stand-ins for backends' classes. MPI would say to each which process of how many
+    it is.
     """
-    replaced: list[tuple[Any, dict[str, Any]]] = []
-    added: Additions = {}
-    for name, world in names.items():
-        kind = _group_class(name, off, world)
-        for module in (sys.modules[_C10D], sys.modules["torch.distributed"]):
-            if hasattr(module, name):
-                replaced.append((module, {name: kind}))
-            else:
-                added.setdefault(module, {})[name] = kind
-    return replaced, added
+    kinds = Additions({name: _group_class(name, off, world) for name, world in names.items()})
+    return [(sys.modules[module], kinds) for module in (_C10D, "torch.distributed")]
 
 
 def _group_class(name: str, off: Callable[[], bool], world: tuple[int, int]) -> Any:

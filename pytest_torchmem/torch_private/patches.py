@@ -44,8 +44,12 @@ Replacements: TypeAlias = Sequence[tuple[Any, Mapping[str, Any]]]
 
 A bound method among the attributes of a class becomes a method of that class: what the class is
 called with follows the object that the method is bound to. Those of ``torch.Tensor`` ask its
-subclasses first (``modes.py``).
+subclasses first (``modes.py``). All must be there, but for ``Additions``.
 """
+
+
+class Additions(dict[str, Any]):
+    """Attributes by name that a module has for a while, whether it has them otherwise or not."""
 
 
 LookedAt: TypeAlias = tuple[Mapping[str, Any], str, Any]
@@ -158,7 +162,7 @@ def swaps_despite(kind: type) -> AbstractContextManager[None]:
 
 @contextmanager
 def replaced_all(replacements: Replacements) -> Iterator[None]:
-    """Replace attributes of several classes and modules together, which all must be there."""
+    """Replace attributes of several classes and modules together."""
     patch = Patch(replacements)
     patch.put_in_place()
     try:
@@ -231,6 +235,8 @@ class Patch:
     def __init__(self, replacements: Replacements, looked_at: Sequence[LookedAt] = ()) -> None:
         unknown: list[str] = []
         for owner, attributes in replacements:
+            if isinstance(attributes, Additions):
+                continue
             called = (callable(one) or isinstance(one, classmethod) for one in attributes.values())
             unknown += _unknown(owner, (*attributes,), (*called,))
         if unknown:
@@ -376,15 +382,12 @@ def _give_back(owner: Any, name: str) -> Any:
 def nothing_replaced(within: Any = None) -> Iterator[None]:
     """Put back all that is replaced, or what is replaced in one class or module, for a while.
 
-    What is imported meanwhile, and keeps functions of torch in tables, has torch's own. What is
-    ``added`` is not there.
+    What is imported meanwhile, and keeps functions of torch in tables, has torch's own.
     """
     before = {
         key: [one for one in patch.stood_before() if within is None or one[0] is within]
         for key, patch in Patch.standing.items()
     }
-    if within is None:
-        before |= {key: [(*place, ABSENT) for place in places] for key, places in _added.items()}
     now = {
         key: [(owner, name, vars(owner).get(name, ABSENT)) for owner, name, _ in found]
         for key, found in before.items()
@@ -396,7 +399,7 @@ def nothing_replaced(within: Any = None) -> Iterator[None]:
         yield
     finally:
         for key, found in now.items():
-            if key in Patch.standing or key in _added:  # and was not taken away meanwhile
+            if key in Patch.standing:  # and was not taken away meanwhile
                 for place in found:
                     _bind(*place)
 
@@ -426,28 +429,6 @@ def original_of(function: Any) -> Any:
     for patch in reversed([*Patch.standing.values()]):
         function = patch._given.get(id(function), function)
     return function
-
-
-_added: dict[int, list[tuple[Any, str]]] = {}
-"""Modules and the names that they have for a while."""
-
-
-@contextmanager
-def added(additions: Mapping[Any, Mapping[str, Any]]) -> Iterator[None]:
-    """Give modules attributes that they do not have, for a while."""
-    done: list[tuple[Any, str]] = []
-    _added[id(done)] = done
-    try:
-        for owner, attributes in additions.items():
-            for name, value in attributes.items():
-                if not hasattr(owner, name):
-                    done.append((owner, name))
-                    setattr(owner, name, value)
-        yield
-    finally:
-        del _added[id(done)]
-        for owner, name in done:
-            _bind(owner, name, ABSENT)
 
 
 @cache

@@ -7,7 +7,7 @@ one tensor. A collective of ``torch.distributed`` is an operator and never gets 
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from importlib import import_module
 from typing import Any
 
@@ -18,8 +18,8 @@ from torch.nn.parallel import comm, scatter_gather
 
 from pytest_torchmem.interception.context import LASTING, Layer, TraceContext
 from pytest_torchmem.targets.target import as_device
-from pytest_torchmem.torch_private.distributed import Additions, nccl_groups
-from pytest_torchmem.torch_private.patches import Replacements, added
+from pytest_torchmem.torch_private.distributed import nccl_groups
+from pytest_torchmem.torch_private.patches import Replacements
 
 _CPU = torch.device("cpu")
 #: Where ``parallel_apply`` is looked up: two of these modules share their names with a function.
@@ -170,17 +170,14 @@ NCCL_VERSION = (2, 28, 9)
 """The NCCL that torch 2.13's CUDA wheels ask for."""
 
 
-@contextmanager
-def nccl_process_groups() -> Iterator[None]:
+def nccl_process_groups() -> AbstractContextManager[None]:
     """Have the backend ``"nccl"`` in ``torch.distributed``."""
-    with LASTING.layer("nccl", _functions) as additions, added(additions):
-        yield
+    return LASTING.layer("nccl", _functions)
 
 
-def _functions(trace: TraceContext) -> Layer[Additions]:
-    """Return the layer, whose owner is what modules get that do not have it."""
-    replacements, additions, looked_at = nccl_groups(trace.off)
-    return Layer(replacements, additions, looked_at=looked_at)
+def _functions(trace: TraceContext) -> Layer[None]:
+    replacements, looked_at = nccl_groups(trace.off)
+    return Layer(replacements, None, looked_at=looked_at)
 
 
 def _is_available(tensors: Sequence[Tensor]) -> bool:
