@@ -71,8 +71,8 @@ class Checker:
         self._names: dict[str, set[World | None]] = {}
         self.devices: set[str] = set()
         """Those on which something was judged."""
-        self._failures: list[tuple[BaseException, set[str]]] = []
-        """What checks raised and no report has shown yet, and the blocks around that expect one."""
+        self._failures: list[BaseException] = []
+        """What checks raised and no report has shown yet."""
         self._running = 0
         self._told_of_running = False
         self._over = False
@@ -91,7 +91,8 @@ class Checker:
         try:
             yield
         except (failure.MemoryCheckFailed, UsageError, pytest.fail.Exception) as error:
-            self._failures.append((error, failure.expecting_blocks(sys._getframe(2))))
+            failure.number_in_order(error)
+            self._failures.append(error)
             raise
         finally:
             self._running -= 1
@@ -108,7 +109,7 @@ class Checker:
         thread. After the last phase nothing can be told of any more in a report: it is ``over``.
         """
         self._over |= over
-        failures, self._failures = self.swallowed(), [f for f in self._failures if f[0] is error]
+        failures, self._failures = self.swallowed(), [f for f in self._failures if f is error]
         elsewhere = self._others.called()
         if isinstance(error, pytest.exit.Exception) and (failures or elsewhere):
             # pytest makes no report of a test that ends the run.
@@ -136,7 +137,7 @@ class Checker:
 
     def swallowed(self) -> list[BaseException]:
         """Return the failures that were raised, and that nobody had expected."""
-        return [one[0] for one in self._failures if not failure.failure_is_expected(*one)]
+        return [one for one in self._failures if not failure.is_expected(one)]
 
     @cached_property
     def budget(self) -> Budget:
@@ -211,7 +212,7 @@ class Checker:
         first, *others = errors
         if not others:
             return first
-        self._failures = [one for one in self._failures if one[0] not in errors]
+        self._failures = [one for one in self._failures if one not in errors]
         checks = [check for error in errors for check in error.checks]
         if not all(error.checks for error in errors):
             text = "\n\n".join(dict.fromkeys(error.msg for error in errors))
@@ -239,7 +240,7 @@ class Checker:
             function = getattr(self.item, "function", None)
             if function is not None and "torchmem" in inspect.signature(function).parameters:
                 self.not_checked("never checked: nothing called torchmem.check", notice=UNUSED)
-        self._failures = [one for one in self._failures if one[0] is not error]
+        self._failures = [one for one in self._failures if one is not error]
         checks, self._unsent = self._unsent, []
         if not checks:
             return

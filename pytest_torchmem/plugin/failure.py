@@ -6,7 +6,6 @@ processes which it forks comes to the report, so these fail it, too.
 
 from __future__ import annotations
 
-import ast
 import inspect
 import linecache
 import mmap
@@ -14,11 +13,13 @@ import os
 import re
 import shlex
 import sys
+import unittest.case
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
-from pathlib import Path
-from types import CodeType, FrameType
+from itertools import count
+from math import inf
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -132,140 +133,78 @@ class OtherProcesses:
         return told
 
 
-_GROUP = "RaisesGroup"
-_EXPECT = ("raises", "assertRaises", "assertRaisesRegex", _GROUP, "RaisesExc")
-_EXPECTING = (("_pytest", "raises.py"), ("_pytest", "python_api.py"), ("unittest", "case.py"))
-"""The files of what calls a function and expects it to raise, in any version of pytest."""
-_SUPPRESS = "suppress"
-_LIBRARIES = ("_pytest", "pytest", "unittest", "contextlib")
-_Catching = ast.With | ast.AsyncWith | ast.Try
-_CATCHING = (ast.With, ast.AsyncWith, ast.Try, getattr(ast, "TryStar", ast.Try))  # of Python 3.11
-_Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef
+_NUMBERS = count(1)
+_NUMBER = "torchmem_number"
+"""The attribute of what checks raise, and of what expects errors, that tells which came first."""
+_EXPECTED = "torchmem_expected"
 
 
-def expecting_blocks(frame: FrameType | None) -> set[str]:
-    """Return the names of expecting blocks around the running line or a caller of it."""
-    found = set()
-    while frame is not None and Path(frame.f_code.co_filename).parent.name != "_pytest":
-        if _calls_and_expects(frame.f_code):
-            found.add(frame.f_code.co_name)
-        for statement in _around(frame, frame.f_lineno):
-            if isinstance(statement, ast.With | ast.AsyncWith):
-                names = (_called(item.context_expr, frame) for item in statement.items)
-                found.update(name for name in names if name in _EXPECT)
-        frame = frame.f_back
-    return found
+def number_in_order(one: object) -> None:
+    setattr(one, _NUMBER, next(_NUMBERS))
 
 
-def failure_is_expected(error: BaseException, blocks: set[str]) -> bool:
-    """Tell whether the code that caught a failure declared that it expects one.
+def is_expected(failure: BaseException) -> bool:
+    """Tell whether ``pytest.raises`` or ``assertRaises`` caught what a check raised."""
+    return hasattr(failure, _EXPECTED)
 
-    That is in the frame that the traceback came to last. Where there is none any more (unittest
-    takes it away; case.py, ``_AssertRaisesContext.__exit__``), or the failure was caught to become
-    a part of another one, ``blocks`` tell: those that stood around it when it was raised.
+
+def follow_expectations(patch: pytest.MonkeyPatch) -> None:
+    """Take note of what checks raise and ``pytest.raises`` or ``assertRaises`` catches.
+
+    It may have become another error by then, but not one that was raised while a program handled it
+    without having expected any (_pytest/raises.py, before pytest 8.4 _pytest/python_api.py;
+    unittest/case.py).
     """
-    traceback = error.__traceback__
-    if traceback is None or _GROUP in blocks:
-        return bool(blocks)
-    frame = traceback.tb_frame
-    if _calls_and_expects(frame.f_code):
-        return True
-    for statement in _around(frame, traceback.tb_lineno):
-        if isinstance(statement, ast.With | ast.AsyncWith):
-            for item in reversed(statement.items):
-                name = _called(item.context_expr, frame)
-                if name and _may_catch(item.context_expr, frame, error):
-                    return name in _EXPECT
+    info: Any = pytest.ExceptionInfo
+    case: Any = unittest.case._AssertRaisesContext
+    later, fill, of_call = info.for_later, info.fill_unfilled, info.from_exception
+    enter, leave = case.__enter__, case.__exit__
+
+    def for_later(cls: object) -> Any:
+        made = later()
+        number_in_order(made)
+        return made
+
+    def fill_unfilled(self: Any, exc_info: Any) -> None:
+        fill(self, exc_info)
+        _expect(exc_info[1], self)
+
+    def from_exception(cls: object, exception: BaseException, *args: Any, **kwargs: Any) -> Any:
+        _expect(exception, None)
+        return of_call(exception, *args, **kwargs)
+
+    def begin(self: Any) -> Any:
+        number_in_order(self)
+        return enter(self)
+
+    def end(self: Any, kind: Any, error: Any, traceback: Any) -> bool:
+        __tracebackhide__ = True
+        caught: bool = leave(self, kind, error, traceback)
+        if caught:
+            _expect(error, self)
+        return caught
+
+    patch.setattr(info, "for_later", classmethod(for_later))
+    patch.setattr(info, "fill_unfilled", fill_unfilled)
+    patch.setattr(info, "from_exception", classmethod(from_exception))
+    patch.setattr(case, "__enter__", begin)
+    patch.setattr(case, "__exit__", end)
+
+
+def _expect(error: BaseException, by: object) -> None:
+    """Mark what a check raised: an error that was caught, or what led to it since ``by`` began."""
+    waiting: list[BaseException | None] = [error]
+    seen: set[int] = set()
+    begun: float = getattr(by, _NUMBER, inf)
+    while waiting:
+        one = waiting.pop()
+        if one is None or id(one) in seen:
             continue
-        for handler in statement.handlers:
-            if handler.type is None or _is_one(handler.type, frame, error) is not False:
-                raises = any(isinstance(node, ast.Raise) for node in ast.walk(handler))
-                return raises and bool(blocks)  # as another one
-    return False
-
-
-def _calls_and_expects(code: CodeType) -> bool:
-    file = Path(code.co_filename)
-    return (file.parent.name, file.name) in _EXPECTING and code.co_name in (*_EXPECT, "handle")
-
-
-def _around(frame: FrameType, line: int) -> list[_Catching]:
-    """Return the statements of a frame's own function whose body a line is in, innermost first."""
-    try:
-        tree = ast.parse("".join(linecache.getlines(frame.f_code.co_filename)))
-    except (SyntaxError, ValueError, RecursionError):
-        return []
-    statements = _statements(_function(tree, frame.f_code))
-    return [
-        one for one in statements if one.body[0].lineno <= line <= (one.body[-1].end_lineno or line)
-    ]
-
-
-def _statements(node: ast.AST) -> Iterator[_Catching]:
-    for child in ast.iter_child_nodes(node):
-        if not isinstance(child, _Function):
-            yield from _statements(child)
-            if isinstance(child, _CATCHING):
-                yield child
-
-
-def _function(tree: ast.AST, code: CodeType) -> ast.AST:
-    """Return what a code object was compiled from: a function, or else the module."""
-    for node in ast.walk(tree):
-        if getattr(node, "name", "") == code.co_name and isinstance(node, _Function):
-            first = min([node.lineno, *(one.lineno for one in getattr(node, "decorator_list", ()))])
-            if first == code.co_firstlineno:
-                return node
-    return tree
-
-
-def _called(expression: ast.expr, frame: FrameType) -> str:
-    """Return what catches errors for an expression, under any name: "raises"; "" for all else.
-
-    A function that has only the name, and belongs to the program, may catch whatever comes.
-    """
-    if not isinstance(expression, ast.Call):
-        return ""
-    called = _value(expression.func, frame)
-    name = getattr(expression.func, "attr", "") or getattr(expression.func, "id", "")
-    if called is not None:
-        name = getattr(called, "__name__", "")
-        if str(getattr(called, "__module__", "")).partition(".")[0] not in _LIBRARIES:
-            return ""
-    return name if name in (*_EXPECT, _SUPPRESS) else ""
-
-
-def _may_catch(call: ast.expr, frame: FrameType, error: BaseException) -> bool:
-    """Tell whether ``raises`` or ``suppress`` is given a type of an error, or one unknown."""
-    assert isinstance(call, ast.Call)
-    given = [*call.args, *(one.value for one in call.keywords if one.arg == "expected_exception")]
-    return not given or any(_is_one(one, frame, error) is not False for one in given)
-
-
-def _is_one(types: ast.expr, frame: FrameType, error: BaseException) -> bool | None:
-    """Tell whether an error is of the types that an expression names, ``None`` if unknown."""
-    if isinstance(types, ast.Tuple):
-        told = [_is_one(one, frame, error) for one in types.elts]
-        return True if True in told else None if None in told else False
-    value = _value(types, frame)
-    if isinstance(value, type) or (isinstance(value, tuple) and value):
-        try:
-            return isinstance(error, value)
-        except TypeError:
-            return None
-    return None
-
-
-def _value(expression: ast.expr, frame: FrameType) -> object:
-    """Return what a name, or an attribute of one, stands for in a frame; ``None`` if unknown."""
-    if isinstance(expression, ast.Attribute):
-        return getattr(_value(expression.value, frame), expression.attr, None)
-    if isinstance(expression, ast.Name):
-        for names in (frame.f_locals, frame.f_globals, frame.f_builtins):
-            if expression.id in names:
-                found: object = names[expression.id]
-                return found
-    return None
+        seen.add(id(one))
+        number = getattr(one, _NUMBER, 0)
+        if number and (one is error or number > begun):
+            setattr(one, _EXPECTED, True)
+        waiting += [one.__cause__, one.__context__, *getattr(one, "exceptions", ())]
 
 
 _OF_A_GPU = re.compile(r"cuda|gpu|nvidia|accelerator", re.IGNORECASE)

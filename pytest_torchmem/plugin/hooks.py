@@ -199,12 +199,15 @@ class _RunHooks:
             from pytest_torchmem.checks.calibrations import Calibrations
             from pytest_torchmem.checks.check import Context
             from pytest_torchmem.plugin.checker import Checker
-            from pytest_torchmem.plugin.failure import OtherProcesses
+            from pytest_torchmem.plugin.failure import OtherProcesses, follow_expectations
 
             if self._context is None:
                 settings = self.settings()
                 self._context = Context(settings, Calibrations(settings), self._confirmations)
-            self._others = self._others or OtherProcesses()
+            if self._others is None:
+                self._others, patch = OtherProcesses(), pytest.MonkeyPatch()
+                self.config.add_cleanup(patch.undo)
+                follow_expectations(patch)
             item.stash[_CHECKER] = Checker(
                 item, self._context, self.collection(), self.standing(), self._lost, self._others
             )

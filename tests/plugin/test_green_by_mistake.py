@@ -135,11 +135,15 @@ def test_only_what_catches_a_failure_may_expect_it(budgets):
         "        def check():\n            torchmem.check(TOO_MUCH)\n"
         "        assert False\n"
         "    with contextlib.suppress(AssertionError):\n        check()\n"
+        "@small\ndef test_while_it_is_handled(torchmem):\n"
+        "    try:\n        torchmem.check(TOO_MUCH)\n"
+        "    except AssertionError:\n        pytest.raises(ValueError, int, '')\n"
+        "        with pytest.raises(ValueError):\n            int('')\n"
         "@contextlib.contextmanager\ndef raises(_):\n"
         "    with contextlib.suppress(Exception):\n        yield\n"
         "@small\ndef test_of_the_same_name(torchmem):\n"
         "    with raises(AssertionError):\n        torchmem.check(TOO_MUCH)\n",
-        failed=4,
+        failed=5,
     )
 
 
