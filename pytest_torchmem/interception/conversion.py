@@ -465,7 +465,7 @@ class Conversion:
                 return
         self._contents.remember(record, tensor)
         if not record.hollow:
-            self._contents.as_met.add(record.address)
+            record.as_met = True
 
     def lift(self, tensor: Tensor, device: torch.device, frame: FrameType) -> Tensor:
         """Return a hollow tensor, on ``device``, for what C++ made of Python numbers. Or of an

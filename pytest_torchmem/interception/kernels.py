@@ -31,6 +31,7 @@ from pytest_torchmem.interception.ledger import DeviceLedger, StorageRecord
 from pytest_torchmem.interception.operator_log import OperatorLog
 from pytest_torchmem.interception.phases import SUM, GradientSums, References
 from pytest_torchmem.interception.placement import (
+    are_guesses,
     check_generator,
     grow,
     make_outputs,
@@ -96,7 +97,6 @@ class Kernels:
         self._conversion, self._target = parts.conversion, parts.target
         self._on_gpu = parts.target.gpu is not None
         self._ledger = parts.ledger
-        self._known = parts.values.contents.by_address
         self._layouts = layouts
         self._plans = Plans(parts.target)
         self._refusals = Refusals()
@@ -190,12 +190,11 @@ class Kernels:
         nothing that was there before: its outputs, and what its kernel takes, are all that there is
         to book. Returns ``LONGER`` where that is not so.
         """
-        known, ledger = self._known, self._ledger
-        contents = self._values.contents
-        if contents.unwritten and contents.settle(records):
+        ledger, contents = self._ledger, self._values.contents
+        if contents.are_unwritten and contents.settle(records):
             return LONGER
         for position, record in enumerate(records):  # most often the first ends it
-            if record.address not in known and tensors[position].numel():
+            if record.content is None and tensors[position].numel():
                 computes = False
                 break
         else:
@@ -214,7 +213,7 @@ class Kernels:
             or device.routes
             or self._values.recordings
             or self._quantized.are_there
-            or (self._placement.guessed and self._placement.are_guesses(records))
+            or (self._placement.has_guessed and are_guesses(records))
             or (spec.reads_conjugates and True in map(Tensor.is_conj, tensors))
         ):
             return LONGER
@@ -433,9 +432,9 @@ class Kernels:
             result = self._make_more(spec, call.args, tensors, plan, device, frame, origin, memory)
         else:
             result = make_outputs(ledger, plan, tensors, device, origin, memory)
-        guesses = self._on_gpu and (self._placement.guessed or not call.records)
+        guesses = self._on_gpu and (self._placement.has_guessed or not call.records)
         guesses = guesses and self._interceptor.mode.placed_on is None
-        if guesses and self._placement.are_guesses(call.records):
+        if guesses and are_guesses(call.records):
             self._placement.guess(result)
         if spec.record.copies_across and len(ledger.devices) > 1:
             self._stage(call, result, device)

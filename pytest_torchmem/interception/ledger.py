@@ -228,11 +228,16 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 class StorageRecord(weakref.ref):  # type: ignore[type-arg]
-    """A storage the ledger knows, and where it lives."""
+    """A storage the ledger knows, where it lives, and what is known of its values."""
 
-    __slots__ = ("address", "hollow", "index", "ledger", "lent", "memory", "outdated", "shared")
+    __slots__ = (
+        *("address", "guessed", "hollow", "index", "ledger", "lent", "memory", "outdated"),
+        *("shared", "content", "size", "assumption", "of_ranks", "ends", "as_met"),
+    )
 
     address: int
+    guessed: bool
+    """Whether its device is a guess: C++ asked for it without saying beside which tensor."""
     index: int
     hollow: bool
     """Whether the storage has no memory; a real one was met, not made, by the trace."""
@@ -245,6 +250,21 @@ class StorageRecord(weakref.ref):  # type: ignore[type-arg]
     """Whether a real storage holds what it did before an operator of the trace wrote to it."""
     shared: bool
     """Whether a hollow storage on the host was put into shared memory; not set before that."""
+    content: Tensor | None
+    """Its values as a flat uint8 tensor in real memory, where they are known."""
+    size: int
+    """The bytes of that: of tensors nothing is asked when a storage dies, at any moment. Their
+    answers are tensors while ``torch.jit`` traces."""
+    assumption: Any
+    """What the elements of an unknown storage count as, an ``Assumption`` or None."""
+    of_ranks: str
+    """Where the content goes by what other processes are taken to have: the line that gathered it.
+    """
+    ends: tuple[tuple[int, int], ...]
+    """While nobody has written to it since it was made empty: where its memory begins and ends, in
+    pointers and bytes."""
+    as_met: bool
+    """Whether nobody was given the copy of what a real storage holds."""
 
 
 class Ledger:
@@ -254,10 +274,8 @@ class Ledger:
         self.devices: dict[torch.device, DeviceLedger] = {}
         self.records: dict[int, StorageRecord] = {}
         self.phase = Phase.FORWARD
-        self.when_forgotten: Callable[[int], None] = lambda address: None
-        """Called with the address of a storage that is struck off, if it is ``noted``."""
-        self.noted: set[int] = set()
-        """Addresses of storages of which something is known beside their bytes."""
+        self.known_bytes = 0
+        """What all contents take that are known."""
         self.resized: dict[int, int] = {}
         """What storages hold now that have been resized, by their addresses."""
         self.outgrown: list[tuple[weakref.ref[Tensor], Tensor]] = []
@@ -307,19 +325,28 @@ class Ledger:
         record = StorageRecord(storage, self.strike)
         address = storage._cdata
         record.address, record.index, record.ledger = address, index, ledger
-        record.hollow, record.memory, record.lent, record.outdated = hollow, memory, False, False
-        if address in self.records:
-            self.when_forgotten(address)
+        record.hollow, record.memory = hollow, memory
+        record.lent = record.outdated = record.guessed = record.as_met = False
+        record.content = record.assumption = None
+        record.size, record.of_ranks, record.ends = 0, "", ()
+        if (before := self.records.get(address)) is not None:
+            self.forget(before)
             self.resized.pop(address, None)
         self.records[address] = record
         return record
+
+    def forget(self, record: Any) -> None:
+        """Know nothing of a storage's values any more."""
+        self.known_bytes -= record.size
+        record.content = record.assumption = None
+        record.size, record.of_ranks, record.ends, record.as_met = 0, "", (), False
 
     def move(self, record: StorageRecord, ledger: DeviceLedger) -> None:
         """Book a storage on another device than it was thought to be made on."""
         entry = record.ledger.entries[record.index - 1]
         index = ledger.add(entry._replace(nbytes=entry.nbytes or cast(Any, record()).nbytes()))
         record.ledger.remove(record.index)
-        record.index, record.ledger = index, ledger
+        record.index, record.ledger, record.guessed = index, ledger, False
 
     @contextmanager
     def changing(self, change: Callable[[Allocation], Allocation]) -> Iterator[None]:
@@ -350,10 +377,11 @@ class Ledger:
         held = self.resized.get(address, entry.nbytes)
         if nbytes == held:
             return
-        self.when_forgotten(address)
+        self.forget(record)
         self.resized[address] = nbytes
         before = record.index
         if nbytes:
+            record.guessed = False
             record.index = ledger.add(entry._replace(nbytes=nbytes, origin=origin))
         if held:
             ledger.remove(before)
@@ -403,10 +431,10 @@ class Ledger:
 
     def strike(self, record: StorageRecord) -> None:
         """Strike a storage off that is gone, or is to be met anew."""
-        record.memory = None  # what was written down of the step holds the record itself
-        address = record.address
-        if self.records.pop(address, None) is record:
-            if address in self.noted:
-                self.when_forgotten(address)
-            if not self.resized or self.resized.pop(address, -1) != 0:
-                record.ledger.remove(record.index)
+        # What was written down of the step holds the record itself.
+        record.memory = record.content = None
+        self.known_bytes -= record.size
+        record.size, address = 0, record.address
+        is_known = self.records.pop(address, None) is record
+        if is_known and (not self.resized or self.resized.pop(address, -1) != 0):
+            record.ledger.remove(record.index)

@@ -346,8 +346,8 @@ class Placement:
             "nested": lambda: None,
             "in_cpp": bool,
         }
-        self.guessed: dict[int, int] = {}
-        """Storages that C++ asked for without saying beside which tensor: a device guessed."""
+        self.has_guessed = False
+        """Whether the device of any storage was ever guessed; asked for every operator."""
 
     def device_of(self, call: Call, target: torch.device | None) -> DeviceLedger | None:
         """Return where a call's outputs are made; None for ``meta``.
@@ -421,7 +421,7 @@ class Placement:
                 device = record.ledger  # they go with any other
             elif self._move_guess(tensor, record, device):
                 continue
-            elif self._is_guess(first) and not _goes_anywhere(tensor, record):
+            elif first.guessed and not _goes_anywhere(tensor, record):
                 device = record.ledger
                 self._ledger.move(first, device)
             elif not _goes_anywhere(tensor, record):
@@ -432,33 +432,23 @@ class Placement:
         """Move a tensor whose device was guessed to that of the others. A number stays on the host
         (``x[mask] = 0``): its kernel takes it from there.
         """
-        wrong = record.ledger is not device and self._is_guess(record)
+        wrong = record.ledger is not device and record.guessed
         if wrong and not _goes_anywhere(tensor, record):
             self._ledger.move(record, device)
             return True
         return False
-
-    def are_guesses(self, records: list[StorageRecord]) -> bool:
-        """Return whether nothing but guesses decided where any of the storages is."""
-        return all(map(self._is_guess, records))
 
     def guess(self, result: Any) -> None:
         """Remember tensors whose device nothing said, or C++ alone knows: of an index that it makes
         of a list (torch/csrc/autograd/python_variable_indexing.cpp, ``sequenceToVariable``).
         """
         for tensor in argument_tensors(result):
-            record = self._ledger.records[storage_address(tensor)]
-            self.guessed[record.address] = record.index
+            self._ledger.records[storage_address(tensor)].guessed = self.has_guessed = True
 
-    def cut(self) -> None:
-        """Forget guesses about what is gone."""
-        known = self._ledger.records
-        self.guessed = {
-            address: index for address, index in self.guessed.items() if address in known
-        }
 
-    def _is_guess(self, record: StorageRecord) -> bool:
-        return self.guessed.get(record.address) == record.index
+def are_guesses(records: list[StorageRecord]) -> bool:
+    """Return whether nothing but guesses decided where any of the storages is."""
+    return all(record.guessed for record in records)
 
 
 def _goes_anywhere(tensor: Tensor, record: StorageRecord) -> bool:

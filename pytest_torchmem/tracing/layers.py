@@ -364,7 +364,6 @@ class StandingGpu:
         for memory in self._memories:
             memory.cut()
         self._ledger.cut()
-        parts.placement.cut()
         parts.attribution.cut()
         parts.values.cut()
         for streams in parts.streams:
@@ -421,8 +420,8 @@ class StandingGpu:
             return None
         contents = self._interceptor.parts.values.contents
         entry = record.ledger.entries[record.index - 1]
-        known, assumed = contents.known(record), contents.assumed(record)
-        return Lent(record.ledger.device, entry, known, assumed, _OF_FIXTURE)
+        known = contents.known(record)
+        return Lent(record.ledger.device, entry, known, record.assumption, _OF_FIXTURE)
 
 
 def lent_by_standing_gpus(address: int, but: StandingGpu | None = None) -> Lent | None:

@@ -457,7 +457,7 @@ class ValueMethods(Functions):
         if (
             record is None
             or contents.known(record) is not None
-            or contents.assumed(record) is not None
+            or record.assumption is not None
             or tensor.numel() != 1
             or tensor.dtype is torch.bool
             or tensor.dtype.is_complex

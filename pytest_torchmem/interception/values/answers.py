@@ -296,7 +296,7 @@ def _told(tensor: torch.Tensor, record: StorageRecord, contents: Contents) -> As
     """Return what is assumed of a storage, or known of all its elements: that it is 0, or 1."""
     known = contents.known(record)
     if known is None:
-        assumed = contents.assumed(record)
+        assumed = record.assumption
         return assumed if assumed is not Assumption.FIRST else None
     if is_floating(tensor) or not known.numel():
         return None
@@ -308,7 +308,7 @@ def _told(tensor: torch.Tensor, record: StorageRecord, contents: Contents) -> As
 def _carried(call: Call, contents: Contents) -> Assumption | None:
     """Return what stands for all of several storages, or for one of another type."""
     unknown = [record for record in call.records if contents.known(record) is None]
-    told = {contents.assumed(record) for record in unknown}
+    told = {record.assumption for record in unknown}
     (only,) = told if len(told) == 1 else (None,)
     if only is not Assumption.FIRST and len(unknown) < len(call.records):
         return None
@@ -329,22 +329,22 @@ def _compared(call: Call, contents: Contents) -> Assumption | None:
     if len(tensors) == 2 and is_same(*tensors):
         return _settled(compare(1.0, 1.0))
     unknown = [record for record in call.records if contents.known(record) is None]
-    counts = any(contents.assumed(one) in (None, Assumption.FIRST) for one in unknown)
+    counts = any(one.assumption in (None, Assumption.FIRST) for one in unknown)
     if not floating and counts and kind in ("eq", "ne"):
         return Assumption((kind == "ne", True))
-    first, second = (_number(call, position, contents) for position in (0, 1))
+    first, second = (_number(call, position) for position in (0, 1))
     if floating and any(math.isinf(number) for number in (first, second)):
         return _settled(compare(first, second))
     return Assumption((compare(first, second), True))
 
 
-def _number(call: Call, position: int, contents: Contents) -> float:
+def _number(call: Call, position: int) -> float:
     """Return the number that an argument of a comparison counts as."""
     argument = call.args[position]
     if isinstance(argument, (int, float)):
         return argument
     for tensor, record in call.pairs():
-        assumed = contents.assumed(record)
+        assumed = record.assumption
         if tensor is argument and assumed is not None:
             return float(assumed.answer)
     return 1.0
@@ -448,7 +448,7 @@ class Answers:
             return self.contents.value(record, tensor).item()
         if tensor.dtype is torch.bool:
             return self._truth(record)
-        assumed = self.contents.assumed(record)
+        assumed = record.assumption
         if assumed is not None:
             self.guess(
                 f"read an unknown position from a {tensor.dtype} tensor",
@@ -487,7 +487,7 @@ class Answers:
             return self.contents.value(record, tensor)
         if not tensor.numel():
             return torch.empty(tensor.shape, dtype=tensor.dtype)
-        assumed = self.contents.assumed(record)
+        assumed = record.assumption
         number: float = 1 if assumed is None else assumed.answer
         if assumed is None and is_count(tensor.dtype):
             raise self.unknown(what)
@@ -499,7 +499,7 @@ class Answers:
 
     def _truth(self, record: StorageRecord) -> bool:
         """Return what an unknown truth value counts as."""
-        assumed = self.contents.assumed(record) or Assumption.GUESSED_TRUE
+        assumed = record.assumption or Assumption.GUESSED_TRUE
         if not assumed.guessed:
             return bool(assumed.answer)
         initialiser = self._attribution.asking_frame(_INITIALISERS)

@@ -11,7 +11,6 @@ although nothing in the program holds them any more.
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -351,7 +350,6 @@ def _requests(events: list[Any]) -> Iterator[tuple[int, int]]:
         yield from _requests(event.children)
 
 
-_NUMBERS = itertools.count(-1, -1)
 _AT_EACH_CAPTURE = TORCH_VERSION < (2, 14)
 """Whether a graph has a seed and an offset also if it draws nothing."""
 
@@ -365,18 +363,14 @@ def not_permitted() -> Exception:
 class Captured:
     """A storage that a graph uses: the program's for as long as it lives, then the graph's own."""
 
+    memory = content = assumption = None
+    size, of_ranks, ends, as_met = 0, "", (), False
+    """What a record of the ledger has: what is known of the storage when it is gone."""
+
     def __init__(self, record: StorageRecord) -> None:
         self.record = record
-        self.address = next(_NUMBERS)
-        """What its contents go by when the storage is gone."""
-        self.memory: Tensor | None = None
         self.graphs = 0
         """How many graphs use it."""
-
-    def forget(self, contents: Contents) -> None:
-        """Keep nothing of what the storage held when it was gone."""
-        self.memory = None
-        contents.assume(self, None)
 
 
 class _Step(NamedTuple):
@@ -404,7 +398,7 @@ class GraphRecording:
         self._ledger = ledger
         self._shared = shared
         self.steps: list[_Step] = []
-        self._storages: dict[int, Captured] = {}
+        self._storages: dict[Captured, None] = {}
         self._random: list[int] = []
         """The ledger's entries of what a replay draws random numbers by."""
         if _AT_EACH_CAPTURE:
@@ -452,8 +446,8 @@ class GraphRecording:
         found = self._shared.get(record.address)
         if found is None or found.record is not record:
             found = self._shared[record.address] = Captured(record)
-        if found.address not in self._storages:
-            self._storages[found.address] = found
+        if found not in self._storages:
+            self._storages[found] = None
             found.graphs += 1
         return found
 
@@ -476,9 +470,9 @@ class GraphRecording:
             for slot, storage in step.made:
                 if slot in memories:
                     contents.remember(self._now(storage), memories[slot])
-        for storage in self._storages.values():
+        for storage in self._storages:
             if storage.graphs == 1 and self._now(storage) is storage:
-                storage.forget(contents)
+                self._ledger.forget(storage)
 
     def drop(self, contents: Contents) -> None:
         """End: what only this graph uses is gone."""
@@ -486,10 +480,10 @@ class GraphRecording:
         for index in self._random:
             self._device.remove(index)
         self._random.clear()
-        for storage in self._storages.values():
+        for storage in self._storages:
             storage.graphs -= 1
             if not storage.graphs:
-                storage.forget(contents)
+                self._ledger.forget(storage)
                 if self._shared.get(storage.record.address) is storage:
                     del self._shared[storage.record.address]
         self._storages.clear()

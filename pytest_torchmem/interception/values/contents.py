@@ -12,15 +12,16 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from functools import cache, partial
-from typing import Any, Literal, Protocol, TypeAlias
+from operator import attrgetter
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
-from pytest_torchmem.interception.ledger import Ledger
+from pytest_torchmem.interception.ledger import Ledger, StorageRecord
 from pytest_torchmem.interception.plan import Call, Output, Plan
 from pytest_torchmem.step.trees import argument_leaves
 from pytest_torchmem.torch_private.modes import NoDispatchModes
@@ -285,6 +286,7 @@ def zeros(nbytes: int) -> Tensor:
 _UNWRITTEN = 0xA5
 """The first and the last bytes of memory that is shown and that nobody has written to."""
 _AT_ENDS = 64
+_of_ranks = attrgetter("of_ranks")
 
 
 class Assumption(Enum):
@@ -309,166 +311,119 @@ class Assumption(Enum):
         return bool(self.value[1])
 
 
-class Storage(Protocol):
-    """What contents go by: a record of the ledger, or what outlives it."""
-
-    @property
-    def address(self) -> int:
-        """A number that nothing else has meanwhile."""
-
-    memory: Tensor | None
-    """Bytes that are shown to whoever reads the storage."""
-
-
 class Contents:
-    """Values by storage, for as long as the ledger has the storage."""
+    """The values of storages: of the ledger's records, or of what outlives these (``Captured``)."""
 
     def __init__(self, ledger: Ledger) -> None:
-        self.by_address: dict[int, Tensor] = {}
-        """A storage's content as a flat uint8 tensor in real memory."""
-        self._assumed: dict[int, Assumption] = {}
-        """What the elements of an unknown storage count as, by its address."""
-        self._sizes: dict[int, int] = {}
-        self.of_ranks: dict[int, str] = {}
-        """The storages whose content goes by what other processes are taken to have, by address:
-        the line that gathered it."""
-        self.unwritten: dict[int, tuple[tuple[int, int], ...]] = {}
-        """The storages that nobody has written to since they were made empty, by address: where
-        their memory begins and ends, in pointers and bytes."""
-        self.as_met: set[int] = set()
-        """Real tensors by address, while nobody was given the copy of what they hold."""
-        self.live = 0
+        self._ledger = ledger
+        self.are_unwritten = False
+        """Whether any storage was ever left that nobody has written to; asked for every operator.
+        """
+        self.are_of_ranks = False
+        """Whether any content ever went by what other processes are taken to have."""
+
+    @property
+    def live(self) -> int:
         """The bytes of all contents that are known."""
-        self._noted = ledger.noted
-        ledger.when_forgotten = self._forget
+        return self._ledger.known_bytes
 
-    def known(self, record: Storage) -> Tensor | None:
+    def known(self, record: StorageRecord) -> Tensor | None:
         """Return a storage's content as a flat uint8 tensor, ``None`` where it is not known."""
-        if self.unwritten:
+        if record.ends:
             self.settle((record,))
-        return self.by_address.get(record.address)
+        return record.content
 
-    def leave_unwritten(self, record: Storage) -> None:
+    def find(self, record: StorageRecord, tensor: Tensor) -> Tensor | None:
+        """Return the real values of ``tensor``, which lies on a storage; None if unknown."""
+        return None if self.known(record) is None else self.value(record, tensor)
+
+    def leave_unwritten(self, record: StorageRecord) -> None:
         """Know nothing of an empty storage until it is written to."""
-        self._forget(record.address)
-        self._noted.add(record.address)
+        self._ledger.forget(record)
         memory = record.memory
         assert memory is not None
         first, count = memory.data_ptr(), min(_AT_ENDS, memory.numel())
-        self.unwritten[record.address] = ((first, count), (first + memory.numel() - count, count))
-        self._mark(record, _UNWRITTEN)
+        record.ends = ((first, count), (first + memory.numel() - count, count))
+        self.are_unwritten = True
+        _mark(record, _UNWRITTEN)
 
-    def begin_writing(self, record: Storage) -> None:
+    def begin_writing(self, record: StorageRecord) -> None:
         """Know an empty storage that is written to from now on: what is not counts as zero."""
-        if record.address in self.unwritten:
-            self._mark(record, 0)
+        if record.ends:
+            _mark(record, 0)
             self.show(record)
 
-    def _mark(self, record: Storage, byte: int) -> None:
-        """Fill the ends of unwritten memory; without torch, which may be intercepted here."""
-        for pointer, count in self.unwritten[record.address]:
-            ctypes.memset(pointer, byte, count)
-
-    def settle(self, records: Iterable[Storage]) -> bool:
+    def settle(self, records: Iterable[StorageRecord]) -> bool:
         """Know storages that C++ has written to (``at::tensor``); tell whether others are left."""
         left = False
         for record in records:
-            ends = self.unwritten.get(record.address)
-            if ends is None:
+            if not record.ends:
                 continue
-            if any(ctypes.string_at(*end).strip(bytes([_UNWRITTEN])) for end in ends):
+            if any(ctypes.string_at(*end).strip(bytes([_UNWRITTEN])) for end in record.ends):
                 self.show(record)
             else:
                 left = True
         return left
 
-    def are_known(self, records: Sequence[Storage]) -> bool:
-        known = self.by_address
-        if not known and not self.unwritten:
-            return not records
-        if self.unwritten:
+    def are_known(self, records: Iterable[StorageRecord]) -> bool:
+        if self.are_unwritten:
             self.settle(records)
-        return all(record.address in known for record in records)
+        return all(record.content is not None for record in records)
 
-    def are_shown(self, records: Sequence[Storage], or_real: bool) -> bool:
+    def are_shown(self, records: Iterable[StorageRecord], or_real: bool) -> bool:
         """Return whether whoever reads the storages reads what is known of them.
 
         ``or_real``: those of real tensors do, to which nothing is written.
         """
-        known = self.by_address
         for record in records:
-            memory, address = record.memory, record.address
-            if (memory is None or known.get(address) is not memory) and not (
-                or_real and address in self.as_met
-            ):
+            memory = record.memory
+            if (memory is None or record.content is not memory) and not (or_real and record.as_met):
                 return False
         return True
 
-    def assumed(self, record: Storage) -> Assumption | None:
-        """Return what the elements of an unknown storage count as, if anything is assumed."""
-        return self._assumed.get(record.address)
-
-    def value(self, record: Storage, tensor: Tensor, content: Tensor | None = None) -> Tensor:
+    def value(self, record: StorageRecord, tensor: Tensor, content: Tensor | None = None) -> Tensor:
         """Return the real values of ``tensor``, a view of the known content of its storage. Or of a
         copy of that ``content``.
         """
-        whole = self.by_address[record.address] if content is None else content
-        self.as_met.discard(record.address)  # whoever has it may write to it
-        storage = whole.untyped_storage()
+        whole: Any = record.content if content is None else content
+        record.as_met = False  # whoever has it may write to it
         offset = int(tensor.storage_offset())
+        storage = whole.untyped_storage()
         real = tensor_on(storage, tensor.dtype, tensor.shape, tensor.stride(), offset)
         return read_as(tensor, real)
 
-    def remember(self, record: Storage, tensor: Tensor) -> None:
+    def remember(self, record: StorageRecord, tensor: Tensor) -> None:
         """Keep the content of the whole storage of the real ``tensor`` as that of ``record``."""
         # Not the modes of the program, which may be making a graph; and to copy takes no threads.
         with NoDispatchModes(), OneThread():
             content = bytes_of(tensor.untyped_storage())
             memory = record.memory
-            self._set(record.address, content.clone() if memory is None else memory.copy_(content))
+            self._set(record, content.clone() if memory is None else memory.copy_(content))
 
-    def show(self, record: Storage, nbytes: int = 0) -> None:
+    def show(self, record: StorageRecord, nbytes: int = 0) -> None:
         """Take a storage's bytes, or ``nbytes`` of new memory, as its known values."""
-        self._set(record.address, zeros(nbytes) if record.memory is None else record.memory)
+        self._set(record, zeros(nbytes) if record.memory is None else record.memory)
 
-    def of_others(self, records: Iterable[Storage]) -> str:
+    def of_others(self, records: Iterable[StorageRecord]) -> str:
         """Return the line that gathered values of other ranks, if a content depends on them."""
-        found = self.of_ranks
-        if not found:
-            return ""
-        return next((found[one.address] for one in records if one.address in found), "")
+        return next(filter(None, map(_of_ranks, records)), "") if self.are_of_ranks else ""
 
-    def take_from_others(self, record: Storage, line: str) -> None:
+    def take_from_others(self, record: StorageRecord, line: str) -> None:
         """Take note that a storage's content goes by what other processes are taken to have."""
-        self._noted.add(record.address)
-        self.of_ranks[record.address] = line
+        record.of_ranks, self.are_of_ranks = line, True
 
-    def assume(self, record: Storage, assumption: Assumption | None) -> None:
+    def assume(self, record: StorageRecord, assumption: Assumption | None) -> None:
         """Let an assumption, or nothing, stand for the elements of a storage."""
-        self._forget(record.address)
-        if assumption is not None:
-            self._noted.add(record.address)
-            self._assumed[record.address] = assumption
+        self._ledger.forget(record)
+        record.assumption = assumption
 
-    def _set(self, address: int, content: Tensor) -> None:
-        self._forget(address)
-        self._noted.add(address)
-        self.by_address[address] = content
-        self._sizes[address] = size = content.nbytes
-        self.live += size
+    def _set(self, record: StorageRecord, content: Tensor) -> None:
+        self._ledger.forget(record)
+        record.content, record.size = content, content.nbytes
+        self._ledger.known_bytes += record.size
 
-    def _forget(self, address: int) -> None:
-        # Storages die at any moment: nothing is asked of tensors here, whose answers are tensors
-        # while ``torch.jit`` traces.
-        if address not in self._noted:
-            return
-        self._noted.discard(address)
-        self.as_met.discard(address)
-        if self.by_address.pop(address, None) is not None:
-            self.live -= self._sizes.pop(address)
-        if self._assumed:
-            self._assumed.pop(address, None)
-        if self.unwritten:
-            self.unwritten.pop(address, None)
-        if self.of_ranks:
-            self.of_ranks.pop(address, None)
+
+def _mark(record: StorageRecord, byte: int) -> None:
+    """Fill the ends of unwritten memory; without torch, which may be intercepted here."""
+    for pointer, count in record.ends:
+        ctypes.memset(pointer, byte, count)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -96,7 +96,7 @@ class KnownValues(Answers):
         fits = record.memory is None or record.memory.nbytes == nbytes
         if nbytes and fits and self.mode.computes and self.worth_knowing(torch.uint8, nbytes):
             self.contents.show(record, nbytes)
-            self.contents.by_address[record.address].zero_()
+            cast(Tensor, record.content).zero_()
 
     def keep_resized(self, tensor: Tensor, content: Tensor) -> None:
         """Take note that a tensor, which may be in a larger storage now, has kept its ``content``.
@@ -123,7 +123,7 @@ class KnownValues(Answers):
         """
         if self.recordings and self.is_captured(call):
             return None
-        if self.contents.unwritten and (copied := self._begin_writing(call, plan)) is not None:
+        if self.contents.are_unwritten and (copied := self._begin_writing(call, plan)) is not None:
             return copied
         if self._computes and call.operator.needs_values:
             return self._compute_whatever(call, plan) if self._has_what_is_read(call) else None
@@ -134,10 +134,8 @@ class KnownValues(Answers):
 
     def _has_what_is_read(self, call: Call) -> bool:
         """Return whether the values are known of all arguments that have any and are read."""
-        known = self.contents.by_address
-        for position, record in enumerate(call.records):  # most often the first ends it
-            tensor = call.tensors[position]
-            if record.address not in known and tensor.numel() and call.reads(tensor):
+        for tensor, record in call.pairs():  # most often the first ends it
+            if record.content is None and tensor.numel() and call.reads(tensor):
                 return False
         return True
 
@@ -162,7 +160,7 @@ class KnownValues(Answers):
 
     @property
     def computes_shown(self) -> bool:
-        return self._computes and not self.contents.of_ranks
+        return self._computes and not self.contents.are_of_ranks
 
     def compute_shown(
         self,
@@ -347,7 +345,7 @@ class KnownValues(Answers):
         contents, operator = self.contents, call.operator
         if operator.makes_empty or (operator.opaque and call.values is None):
             return None
-        if contents.unwritten:
+        if contents.are_unwritten:
             self._begin_writing(call, None)
         if not contents.are_known(call.records) or self._counts_others(call):
             return None
