@@ -473,51 +473,52 @@ def _outward(frame: FrameType | None) -> Iterator[FrameType]:
         frame = frame.f_back
 
 
+def _of_user(innermost: FrameType | None) -> Iterator[FrameType]:
+    """Yield the frames outside of torch and of this package, up to who asks for the trace."""
+    for frame in _outward(innermost):
+        kind = _classify(frame.f_code.co_filename)
+        if kind == _END:
+            return
+        if kind == _USER:
+            yield frame
+
+
+def _line_in(frame: FrameType) -> str:
+    return f"{short_path(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
 def line_of_program() -> str:
     """Return the innermost line of the program that is not in an installed library, or ""."""
-    for frame in _outward(sys._getframe(1)):
-        filename = frame.f_code.co_filename
-        kind = _classify(filename)
-        if kind == _END:
-            break
-        if kind == _USER and not is_installed(filename):
-            return f"{short_path(filename)}:{frame.f_lineno}"
-    return ""
+    frames = _of_user(sys._getframe(1))
+    own = (one for one in frames if not is_installed(one.f_code.co_filename))
+    return next(map(_line_in, own), "")
 
 
 def callers_of(line: str, innermost: FrameType | None) -> tuple[str, ...] | None:
     """Return the program's lines that lead to one of its own, the nearest first; ``None`` where
     that does not run. Of the forwards of modules it is the nearest alone: paths tell the others.
     """
-    found: list[str] | None = None
-    for frame in _outward(innermost):
-        filename = frame.f_code.co_filename
-        kind = _classify(filename)
-        if kind == _END:
-            break
-        if kind != _USER:
-            continue
-        if found is None:
-            file, _, number = line.rpartition(":")
-            is_here = filename.endswith(file) and str(frame.f_lineno) == number
-            found = [] if is_here else None
-        elif not is_installed(filename) and (not found or frame.f_code.co_name != "forward"):
-            found.append(f"{short_path(filename)}:{frame.f_lineno}")
-    return None if found is None else tuple(dict.fromkeys(one for one in found if one != line))
+    file, _, number = line.rpartition(":")
+    found, frames = dict[str, None](), _of_user(innermost)
+    at_number = (one for one in frames if str(one.f_lineno) == number)
+    if not any(one.f_code.co_filename.endswith(file) for one in at_number):
+        return None
+    for frame in frames:  # beyond that line
+        own = not is_installed(frame.f_code.co_filename)
+        if own and (not found or frame.f_code.co_name != "forward"):
+            found[_line_in(frame)] = None
+    found.pop(line, None)
+    return (*found,)
 
 
 def _caller_of_library(innermost: FrameType | None) -> str:
     """Return the program's line that calls an installed library in which a frame runs, or ""."""
     is_within = False
-    for frame in _outward(innermost):
+    for frame in _of_user(innermost):
         filename = frame.f_code.co_filename
-        kind = _classify(filename)
-        if kind == _END:
-            break
-        if kind == _USER:
-            if not is_installed(filename) and not _is_generated(filename):
-                return f"{short_path(filename)}:{frame.f_lineno}" if is_within else ""
-            is_within = True
+        if not is_installed(filename) and not _is_generated(filename):
+            return _line_in(frame) if is_within else ""
+        is_within = True
     return ""
 
 
@@ -532,14 +533,13 @@ def _is_generated(filename: str) -> bool:
 
 def _site_of(frame: FrameType | None) -> tuple[CodeType, int] | None:
     """Return the program's code that runs and the place in it; ``None`` in the call of a module."""
-    while frame is not None:  # asked of every operator at a new place
-        code = frame.f_code
+    for one in _outward(frame):  # asked of every operator at a new place
+        code = one.f_code
         if code.co_filename == _CALLS_OF_MODULES:
             return None
         kind = _classify(code.co_filename)
         if kind != _SKIP:
-            return (code, frame.f_lasti) if kind == _USER else None
-        frame = frame.f_back
+            return (code, one.f_lasti) if kind == _USER else None
     return None
 
 
@@ -550,7 +550,7 @@ def _line_of_asker(innermost: FrameType | None) -> str:
         if is_installed(filename) and not filename.startswith((_TORCH_ROOT, _OWN_ROOT)):
             return ""
         if _classify(filename) == _USER:
-            return f"{short_path(filename)}:{frame.f_lineno}"
+            return _line_in(frame)
     return ""
 
 
