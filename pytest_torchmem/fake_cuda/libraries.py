@@ -172,7 +172,7 @@ ON_CPU: Libraries = {
 
 
 @contextmanager
-def launching_libraries(trace: TraceContext, libraries: Libraries) -> Iterator[None]:
+def libraries_followed(trace: TraceContext, libraries: Libraries) -> Iterator[None]:
     """Follow the libraries that are imported, and those that the program imports in the trace.
     Nothing is imported here: a library that the program does not use costs nothing.
     """

@@ -27,7 +27,7 @@ from torch.nn.parameter import is_lazy
 
 from pytest_torchmem.allocator.device_memory import AllocatorOptions, parse_options
 from pytest_torchmem.errors import NoCudaError, UnsupportedTorchError
-from pytest_torchmem.fake_cuda.libraries import ON_CPU, launching_libraries
+from pytest_torchmem.fake_cuda.libraries import ON_CPU, ON_GPU, libraries_followed
 from pytest_torchmem.interception.attribution import Attribution
 from pytest_torchmem.interception.context import LASTING, Layer, TraceContext
 from pytest_torchmem.interception.conversion import (
@@ -128,7 +128,6 @@ def layers(
         stack.enter_context(LASTING.following(context))
         python = LASTING.layer("functions of Python", _functions)
         addresses, changes = stack.enter_context(python)
-        stack.enter_context(files.safetensors_files(context, addresses))
         stack.enter_context(changes.noted())
         stack.enter_context(data.subclasses_made(context))
         stack.enter_context(split_modules(context))
@@ -140,9 +139,11 @@ def layers(
             stack.enter_context(cuda_identity(context, memories))
         else:
             stack.enter_context(data.storages_booked(context))
-            stack.enter_context(launching_libraries(context, ON_CPU))
             # A machine without CUDA, which programs and optimizers ask about.
             stack.enter_context(LASTING.layer("no cuda", _no_cuda_functions))
+        libraries = dict(ON_CPU if gpu is None else ON_GPU)
+        libraries[files.SAFETENSORS] = partial(files.safetensors_files, addresses)
+        stack.enter_context(libraries_followed(context, libraries))
         name = "data on cpu" if gpu is None else "data on cuda"
         stack.enter_context(LASTING.layer(name, data.data_functions))
         stack.enter_context(interceptor.parts.attribution.following_modules(on_thread))

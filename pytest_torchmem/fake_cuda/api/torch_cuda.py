@@ -34,7 +34,7 @@ from pytest_torchmem.errors import UsageError
 from pytest_torchmem.fake_cuda.api import data_parallel, factories, session, streams, tensor_methods
 from pytest_torchmem.fake_cuda.api.generators import Generator, random_functions
 from pytest_torchmem.fake_cuda.api.operators import DispatchModes, operators
-from pytest_torchmem.fake_cuda.libraries import ON_GPU, launching_libraries, raw_kernels
+from pytest_torchmem.fake_cuda.libraries import raw_kernels
 from pytest_torchmem.fake_cuda.memory import DeviceMemory
 from pytest_torchmem.interception.context import LASTING, Functions, Layer, TraceContext, instead_of
 from pytest_torchmem.operators.attention.dot_product import BACKENDS, may_use
@@ -349,7 +349,6 @@ def cuda_identity(trace: TraceContext, memories: Sequence[DeviceMemory]) -> Iter
         made_by(torch.Tensor, owners.default_type.make),
         replaced(torch.cuda, default_generators=tuple(defaults)),
         bindings_known(bindings(), trace.off),
-        launching_libraries(trace, ON_GPU),
     ):
         yield
 

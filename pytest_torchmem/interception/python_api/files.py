@@ -18,15 +18,13 @@ import ctypes
 import json
 import mmap
 import os
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from ctypes import string_at
-from functools import cache, partial
+from functools import partial
 from importlib import import_module
-from importlib.util import find_spec
 from io import BytesIO
 from math import prod
 from typing import Any, cast
@@ -421,15 +419,23 @@ _ALIGNMENT = 8
 _CHUNK = 1 << 24
 
 
+SAFETENSORS = "safetensors"
+
+
 @contextmanager
-def safetensors_files(trace: TraceContext, addresses: Addresses) -> Iterator[None]:
+def safetensors_files(addresses: Addresses, trace: TraceContext, _: Any) -> Iterator[None]:
     """Let safetensors write and read files without touching memory that no tensor has."""
-    library = _library()
-    if library is None:
+    try:
+        library: Any = import_module(f"{SAFETENSORS}.torch")
+    except ImportError:
+        library = None
+    if type(getattr(library, "safe_open", None)) is not type or not hasattr(
+        library, "serialize_file"
+    ):  # another than is known
         yield
         return
     with (
-        LASTING.layer("safetensors", partial(_functions, library, addresses)) as opened,
+        LASTING.layer(SAFETENSORS, partial(_functions, library, addresses)) as opened,
         made_by(library.safe_open, opened),
     ):
         yield
@@ -457,23 +463,6 @@ def _functions(
         return make(safe_open, *args, **kwargs)
 
     return Layer([(library, {"serialize_file": serialize_file})], opened)
-
-
-def _library() -> Any:
-    """Return ``safetensors.torch``, or None where it is not there or another than is known."""
-    if "safetensors" not in sys.modules and not _is_installed():
-        return None
-    try:
-        found = import_module("safetensors.torch")
-    except ImportError:
-        return None
-    known = type(getattr(found, "safe_open", None)) is type and hasattr(found, "serialize_file")
-    return found if known else None
-
-
-@cache
-def _is_installed() -> bool:
-    return find_spec("safetensors") is not None
 
 
 def _with_number(args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
