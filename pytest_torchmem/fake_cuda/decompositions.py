@@ -166,7 +166,9 @@ def cuda_autocast(trace: TraceContext) -> Iterator[None]:
 
     def run(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         overload = dispatcher.overload_of(name)
-        if torch.is_autocast_enabled("cpu") and not _any_on_gpu(trace, (args, kwargs)):
+        if torch.is_autocast_enabled("cpu") and not any(
+            map(trace.is_on_gpu, argument_tensors((args, kwargs)))
+        ):
             with dispatcher.outside_autocast():
                 return overload(*args, **kwargs)
         casting = own.get(name)
@@ -212,17 +214,6 @@ def cuda_autocast(trace: TraceContext) -> Iterator[None]:
         finally:
             dispatcher.autocast_key_included(False)
             casts.clear()
-
-
-def _any_on_gpu(trace: TraceContext, value: Any) -> bool:
-    """Whether a tensor among the arguments of an operator is on the GPU."""
-    if isinstance(value, Tensor):
-        return trace.is_on_gpu(value)
-    if isinstance(value, dict):
-        value = value.values()
-    elif type(value) not in (list, tuple):
-        return False
-    return any(_any_on_gpu(trace, one) for one in value)
 
 
 @cache

@@ -288,12 +288,7 @@ def _what_is_unknown(call: plans.Call, values: KnownValues) -> str:
 
 def _size_given(call: plans.Call) -> int | None:
     """Return the argument that says how large the outputs are, where it is given."""
-    operator = call.operator
-    name = operator.record.size_argument
-    if not name:
-        return None
-    place = operator.argument_names.index(name)
-    return call.args[place] if place < len(call.args) else call.kwargs.get(name)
+    return call.named.get(call.operator.record.size_argument)
 
 
 def fills_mask(call: plans.Call) -> bool:

@@ -257,9 +257,9 @@ class QuantizedTensors:
     def _real(self, call: Call, tensor: Tensor, record: StorageRecord) -> Tensor:
         if tensor.is_quantized:
             return tensor
-        contents = self._parts.values.contents
-        if contents.known(record) is not None:
-            return contents.value(record, tensor)
+        known = self._parts.values.contents.find(record, tensor)
+        if known is not None:
+            return known
         if tensor.numel():
             name = call.operator.name
             raise self._parts.values.unknown(f"{name} makes quantized tensors of unknown values")

@@ -173,11 +173,7 @@ def grow(
     ledger: Ledger, tensor: Tensor, output: Output, device: DeviceLedger, origin: Origin
 ) -> None:
     """Give a tensor another geometry, and a larger storage where its own is too small."""
-    last = sum(
-        (size - 1) * stride for size, stride in zip(output.shape, output.stride, strict=True)
-    )
-    elements = 0 if 0 in output.shape else last + 1
-    needed = (elements + int(tensor.storage_offset())) * tensor.element_size()
+    needed = (output.span + int(tensor.storage_offset())) * tensor.element_size()
     storage = tensor.untyped_storage()
     if needed > storage.nbytes():
         record = ledger.records.get(storage_address(tensor))

@@ -70,6 +70,11 @@ class Call:
         """What computes the outputs, where it is not the operator's kernel on the CPU."""
         return self.operator.values_on("cuda" if self.device is None else self.device.device.type)
 
+    @property
+    def named(self) -> dict[str, Any]:
+        """What it is given, by the names of the arguments."""
+        return {**dict(zip(self.operator.argument_names, self.args, strict=False)), **self.kwargs}
+
     def pairs(self) -> Iterable[tuple[Tensor, StorageRecord]]:
         """Return the tensors, each with what the ledger knows of its storage."""
         return zip(self.tensors, self.records, strict=True)
@@ -115,6 +120,12 @@ class Output:
     def of(cls, tensor: Tensor, slot: int = 0) -> Output:
         shape, offset = tuple(tensor.shape), int(tensor.storage_offset())
         return cls(slot, tensor.dtype, shape, tensor.stride(), offset)
+
+    @property
+    def span(self) -> int:
+        """How many elements there are from its first to its last."""
+        steps = zip(self.shape, self.stride, strict=True)
+        return 0 if 0 in self.shape else 1 + sum((size - 1) * step for size, step in steps)
 
     def on(self, storage: torch.UntypedStorage, start: int = 0) -> Tensor:
         """Return a tensor of this geometry on ``storage``, whose argument begins at ``start``."""

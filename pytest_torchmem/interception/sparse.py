@@ -213,11 +213,8 @@ class SparseValues:
         record = self._record(tensor)
         if record is None:
             return tensor
-        contents = self._values.contents
-        if contents.known(record) is None:
-            return None
         with keys.outside_interception():
-            return contents.value(record, tensor)
+            return self._values.contents.find(record, tensor)
 
     def learn(self, tensor: Tensor, values: Tensor) -> None:
         record = self._ledger.records[storage_address(tensor)]
@@ -306,9 +303,9 @@ class SparseValues:
         record = self._record(part)
         if record is None:
             return part.clone() if copied else part
-        if self._values.contents.known(record) is None:
+        value = self._values.contents.find(record, part)
+        if value is None:
             return None if part.numel() else torch.empty(part.shape, dtype=part.dtype)
-        value = self._values.contents.value(record, part)
         return value.clone() if copied else value
 
     def _record(self, part: Tensor) -> StorageRecord | None:

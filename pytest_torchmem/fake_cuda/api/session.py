@@ -53,8 +53,6 @@ class Session:
         """By the index of the GPU that they are about, and by module; made when first called."""
         self.memories: Sequence[DeviceMemory] = ()
         """Those of the GPUs, by index."""
-        self.captures: list[Any] = []
-        """The captures of graphs that go on, in order (``streams.GraphCapture``)."""
 
     def off(self) -> bool:
         """Return whether torch's own function or class is meant."""
@@ -88,9 +86,8 @@ def session(
             for api in make_apis()
         ]
 
-    now = {"trace": trace, "functions": functions, "memories": memories, "captures": []}
     with (
-        patches.having(SESSION, **now),
+        patches.having(SESSION, trace=trace, functions=functions, memories=memories),
         LASTING.layer("torch.cuda", partial(_functions, make_apis)),
     ):
         yield

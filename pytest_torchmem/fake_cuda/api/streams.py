@@ -21,6 +21,7 @@ from pytest_torchmem.errors import UsageError
 from pytest_torchmem.fake_cuda.api.session import SESSION
 from pytest_torchmem.fake_cuda.memory import DeviceMemory
 from pytest_torchmem.interception.context import TraceContext
+from pytest_torchmem.interception.values.computed import GraphRecording
 from pytest_torchmem.torch_private.devices import host_cache_known
 from pytest_torchmem.torch_private.patches import replaced
 
@@ -108,8 +109,8 @@ class Event:
     def __init__(self, *_: Any, **__: Any) -> None:
         self.device = torch.device("cuda", _current_device())
         self.event_id = self.cuda_event = 0
-        self.capture: GraphCapture | None = None
-        """The capture of a graph that it was recorded in."""
+        self.capture: GraphRecording | None = None
+        """That of the graph in whose capture it was recorded."""
 
     synchronize = _at_once
 
@@ -147,14 +148,19 @@ class StreamContext:
             self.stream.__exit__(*exception)
 
 
-def capture_of(index: int, stream: int) -> "GraphCapture | None":
-    captures = (one for one in SESSION.captures if one.index == index and stream in one.streams)
+def _captures() -> Sequence[GraphRecording]:
+    """Return the captures of graphs that go on, in order."""
+    return () if SESSION.trace is None else SESSION.trace.values.recordings
+
+
+def capture_of(index: int, stream: int) -> GraphRecording | None:
+    captures = (one for one in _captures() if one.index == index and stream in one.streams)
     return next(captures, None)
 
 
-def _join(stream: Stream, capture: "GraphCapture | None") -> None:
+def _join(stream: Stream, capture: GraphRecording | None) -> None:
     """Let a stream that waits for a captured one be captured too (CUDA, stream capture)."""
-    if capture is not None and capture in SESSION.captures:
+    if capture is not None and capture in _captures():
         capture.streams.add(stream.stream_id)
 
 
@@ -354,21 +360,17 @@ class Graph(CUDAGraph):
 
 
 class GraphCapture:
-    """A capture, and the streams that belong to it while it is in progress."""
+    """A capture, and the pool that serves it while it is in progress."""
 
     def __init__(self, trace: TraceContext, index: int, stream: int, pool: PoolId) -> None:
         self.trace = trace
-        self.index = index
-        self.streams = {stream}
         self.pool, self.stream = pool, stream
         self.memory = SESSION.memories[index]
-        device = torch.device("cuda", index)
-        self.recording = trace.values.begin_capture(device, self.streams.__contains__)
-        self._end_serving = self.memory.serve(pool, self.streams.__contains__, graph=True)
-        SESSION.captures.append(self)
+        self.recording = trace.values.begin_capture(index, stream)
+        streams = self.recording.streams
+        self._end_serving = self.memory.serve(pool, streams.__contains__, graph=True)
 
     def end(self) -> None:
-        SESSION.captures.remove(self)
         self.trace.values.recordings.remove(self.recording)
         self._end_serving()
 
@@ -377,7 +379,7 @@ def _end(captured: GraphCapture) -> None:
     """Delete a graph, and what cuBLAS keeps for its stream (``CUDAGraph::reset``,
     ``clearCublasWorkspacesForStream``).
     """
-    captured.recording.drop(captured.trace.values.contents)
+    captured.recording.drop()
     captured.memory.release_workspaces(captured.stream)
     captured.memory.follow().private.release(captured.pool)
 

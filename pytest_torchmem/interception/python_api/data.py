@@ -290,11 +290,12 @@ class _Data(Functions):
         return exported if alike else None
 
     def _address_of_values(self, tensor: Tensor) -> int | None:
-        record, contents = self._trace.without_memory(tensor), self._trace.values.contents
-        if record is None or contents.known(record) is None:
+        record = self._trace.without_memory(tensor)
+        if record is None:
             return None
         with self._trace.working():
-            return int(contents.value(record, tensor.detach()).data_ptr())
+            known = self._trace.values.contents.find(record, tensor.detach())
+            return None if known is None else int(known.data_ptr())
 
     # -- elements, one by one, and addresses -------------------------------------------------------
 

@@ -26,6 +26,7 @@ from pytest_torchmem.interception.ledger import Ledger, StorageRecord
 from pytest_torchmem.interception.plan import Call, Output, Plan, Same, plan_of_result
 from pytest_torchmem.interception.values.contents import Contents, zeros
 from pytest_torchmem.interception.values.messages import run_functional
+from pytest_torchmem.interception.values.random_numbers import draws_numbers
 from pytest_torchmem.journal.journal import variables
 from pytest_torchmem.operators.workspace import Workspace
 from pytest_torchmem.profile.timeline import Allocation, Kind, Origin
@@ -331,10 +332,7 @@ def workspace_here(call: Call, plan: Plan, result: Any) -> Workspace | None:
 
 
 def _extent(tensor: Tensor) -> int:
-    last = sum(
-        (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
-    )
-    return (last + 1) * tensor.element_size() if tensor.numel() else 0
+    return Output.of(tensor).span * tensor.element_size()
 
 
 def _zeros_like(tensor: Tensor) -> Tensor:
@@ -387,14 +385,13 @@ class GraphRecording:
     """What one graph has captured; ``shared`` has the storages that all graphs use, by address."""
 
     def __init__(
-        self,
-        device: torch.device,
-        captures: Callable[[int], bool],
-        ledger: Ledger,
-        shared: dict[int, Captured],
+        self, index: int, stream: int, ledger: Ledger, shared: dict[int, Captured]
     ) -> None:
-        self._device = ledger.on(device)
-        self._captures = captures
+        self._device = ledger.on(torch.device("cuda", index))
+        self.index = index
+        """That of the GPU."""
+        self.streams = {stream}
+        """Those that belong to the capture."""
         self._ledger = ledger
         self._shared = shared
         self.steps: list[_Step] = []
@@ -407,15 +404,15 @@ class GraphRecording:
     def covers(self, call: Call) -> bool:
         """Return whether a call goes to a stream that is being captured."""
         here = call.device is self._device
-        return (here and self._captures(self._device.stream)) or any(map(self.uses, call.records))
+        return (here and self._device.stream in self.streams) or any(map(self.uses, call.records))
 
     def uses(self, record: StorageRecord) -> bool:
         """Return whether what is done with a storage now is captured."""
-        return record.ledger is self._device and self._captures(self._device.stream)
+        return record.ledger is self._device and self._device.stream in self.streams
 
     def note(self, call: Call, plan: Plan, result: Any) -> None:
         """Write down an operator, whose outputs are ``result``."""
-        if not self._random and _draws(call):
+        if not self._random and draws_numbers(call):
             self._keep_random_state()
         stand_ins = {id(tensor): _stand_in(tensor) for tensor in call.tensors}
         args = replace_tensors(call.args, lambda tensor: stand_ins[id(tensor)])
@@ -474,7 +471,7 @@ class GraphRecording:
             if storage.graphs == 1 and self._now(storage) is storage:
                 self._ledger.forget(storage)
 
-    def drop(self, contents: Contents) -> None:
+    def drop(self) -> None:
         """End: what only this graph uses is gone."""
         self.steps.clear()
         for index in self._random:
@@ -492,18 +489,6 @@ class GraphRecording:
         """Return what the contents of a storage go by now."""
         alive = self._ledger.records.get(storage.record.address) is storage.record
         return storage.record if alive else storage
-
-
-def _draws(call: Call) -> bool:
-    """Return whether an operator draws random numbers: attention without dropout does not."""
-    names = call.operator.argument_names
-    if not call.operator.random:
-        return False
-    if "dropout_p" not in names:
-        return True
-    position = names.index("dropout_p")
-    given = call.args[position] if len(call.args) > position else 0.0
-    return bool(call.kwargs.get("dropout_p", given))
 
 
 def _stand_in(tensor: Tensor) -> Tensor:

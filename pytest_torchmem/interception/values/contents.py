@@ -167,8 +167,7 @@ def operations_of(call: Call, plan: Plan) -> int:
     multiplications = _counter(call.operator.name.partition(".")[0].removeprefix("aten::"))
     if multiplications is None:
         return made + read
-    named = {**dict(zip(call.operator.argument_names, call.args, strict=False)), **call.kwargs}
-    return made + read + multiplications(named, made)
+    return made + read + multiplications(call.named, made)
 
 
 _Counter = Callable[[Mapping[str, Any], int], int]
@@ -399,6 +398,20 @@ class Contents:
             content = bytes_of(tensor.untyped_storage())
             memory = record.memory
             self._set(record, content.clone() if memory is None else memory.copy_(content))
+
+    def write(self, record: StorageRecord, tensor: Tensor, value: Tensor | None) -> bool:
+        """Let ``tensor`` have a value, or nothing be known of its storage any more: if there is no
+        value, or one of a part of it alone. Return whether it has it.
+        """
+        nbytes = tensor.untyped_storage().nbytes()
+        is_whole = tensor.numel() * tensor.element_size() == nbytes
+        if value is None or (self.known(record) is None and not is_whole):
+            self.assume(record, None)
+            return False
+        if record.content is None:
+            self.show(record, nbytes)
+        self.value(record, tensor).copy_(value.reshape(tensor.shape))
+        return True
 
     def show(self, record: StorageRecord, nbytes: int = 0) -> None:
         """Take a storage's bytes, or ``nbytes`` of new memory, as its known values."""

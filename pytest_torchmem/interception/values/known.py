@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -60,8 +60,7 @@ _NOT_OF_VALUES = (
     "could not create a primitive",
 )
 _CONTAINERS = frozenset({list, tuple, dict})
-#: Stands for what was not computed.
-FAILED: Any = object()
+_Found = TypeVar("_Found")
 
 
 class NotKnown(Exception):
@@ -295,8 +294,7 @@ class KnownValues(Answers):
         records = {id(one): record for one, record in call.pairs()}
 
         def known(tensor: Tensor) -> Tensor | None:
-            record = records[id(tensor)]
-            return None if contents.known(record) is None else contents.value(record, tensor)
+            return contents.find(records[id(tensor)], tensor)
 
         check = call.operator.cpu.check_values
         if check is not None:
@@ -308,11 +306,10 @@ class KnownValues(Answers):
         ``NotKnown``.
         """
         record = self._ledger.records.get(storage_address(tensor))
-        if record is None or not (record.hollow or self.contents.known(record) is not None):
-            return tensor
-        if self.contents.known(record) is None:
+        known = None if record is None else self.contents.find(record, tensor)
+        if known is None and record is not None and record.hollow:
             raise NotKnown
-        return self.contents.value(record, tensor)
+        return tensor if known is None else known
 
     def affords(self, operations: int) -> bool:
         """Return whether so many operations may be computed beside the trace."""
@@ -365,11 +362,12 @@ class KnownValues(Answers):
             contents.value(record, tensor, copies.get(record.address))
             for tensor, record in call.pairs()
         ]
-        real = self._attempt(call, lambda: self.run(call, given))
-        if real is FAILED:
-            return None
-        generator = generator_of(call)
-        return computed.Ahead(generator, state_of(generator), real, copies)
+
+        def run() -> computed.Ahead:
+            real, generator = self.run(call, given), generator_of(call)
+            return computed.Ahead(generator, state_of(generator), real, copies)
+
+        return self._attempt(call, run)
 
     def _is_small(self, call: Call) -> bool:
         """Return whether a call's values are kept whatever else is computed, as far as it shows."""
@@ -510,11 +508,9 @@ class KnownValues(Answers):
 
     # -- CUDA graphs -------------------------------------------------------------------------------
 
-    def begin_capture(
-        self, device: torch.device, captures: Callable[[int], bool]
-    ) -> computed.GraphRecording:
-        """Compute nothing on ``device`` from now on, where ``captures`` says so of the stream."""
-        recording = computed.GraphRecording(device, captures, self._ledger, self._captured)
+    def begin_capture(self, index: int, stream: int) -> computed.GraphRecording:
+        """Compute nothing on a stream of a GPU from now on."""
+        recording = computed.GraphRecording(index, stream, self._ledger, self._captured)
         self.recordings.append(recording)
         return recording
 
@@ -578,10 +574,7 @@ class KnownValues(Answers):
             return None
         if operator.random and not self._random_numbers.ready(call, plan):
             return None
-        memories: Mapping[int, Tensor] | None = self._attempt(
-            call, lambda: self._run_whole(call, plan)
-        )
-        return None if memories is FAILED else memories
+        return self._attempt(call, lambda: self._run_whole(call, plan))
 
     def _copy(self, call: Call, copies: list[messages.Copy], of_others: bool) -> None:
         """Let a collective's outputs have values, where those that they are made of are known.
@@ -591,19 +584,12 @@ class KnownValues(Answers):
         contents, line = self.contents, self._attribution.user_line() or "the traced program"
         records = {id(one): record for one, record in call.pairs()}
         for tensor, source, made in copies:
-            record, known = records[id(tensor)], contents.known(records[id(source)])
-            nbytes = tensor.untyped_storage().nbytes()
-            whole = tensor.numel() * tensor.element_size() == nbytes
+            record, value = records[id(tensor)], contents.find(records[id(source)], source)
             counts = messages.is_taken_to_be_same(call, tensor)
             matters = not of_others or counts or self.worth_knowing(tensor.dtype, tensor.numel())
-            if known is None or not matters or (contents.known(record) is None and not whole):
-                contents.assume(record, None)
-                continue
-            if contents.known(record) is None:
-                contents.show(record, nbytes)
-            value = contents.value(records[id(source)], source)
-            contents.value(record, tensor).copy_(made(value).reshape(tensor.shape))
-            if of_others and (counts or tensor is not source):
+            value = made(value) if value is not None and matters else None
+            is_known = contents.write(record, tensor, value)
+            if is_known and of_others and (counts or tensor is not source):
                 contents.take_from_others(record, line)
 
     def _gathered_now(self, call: Call) -> str:
@@ -626,8 +612,8 @@ class KnownValues(Answers):
             if record is not None:
                 self.contents.take_from_others(record, line)
 
-    def _attempt(self, call: Call, compute: Callable[[], Any]) -> Any:
-        """Return what is computed, or ``FAILED``, with the reason kept for who asks for it."""
+    def _attempt(self, call: Call, compute: Callable[[], _Found]) -> _Found | None:
+        """Return what is computed, or None, with the reason kept for who asks for it."""
         operator = call.operator
         try:
             return compute()
@@ -639,7 +625,7 @@ class KnownValues(Answers):
             if _is_refusal(call, error):
                 raise
             self._note_failure(operator.name, error)
-            return FAILED
+            return None
 
     def _note_failure(self, name: str, error: Exception) -> None:
         if not self._failed:
@@ -719,8 +705,7 @@ class KnownValues(Answers):
         """Forget what was known of the storages that an operator wrote to, or know them anew."""
         operator, contents = call.operator, self.contents
         records = {id(one): record for one, record in call.pairs()}
-        names = operator.argument_names
-        kept = {id(call.args[names.index(name)]) for name in operator.record.keeps_values}
+        kept = {id(call.named[name]) for name in operator.record.keeps_values}
         for argument in operator.all_written(call.args, call.kwargs):
             if id(argument) in kept:
                 continue

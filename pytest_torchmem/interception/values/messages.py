@@ -190,7 +190,7 @@ def run_functional(operator: str, args: Args, kwargs: Kwargs) -> Any:
         return given
     found = place_in_group([*args, *kwargs.values()])
     # Whether a process receives as much as it sends, or the collective is none that exchanges.
-    is_even = name in _SHAPED or name.startswith(("all_reduce", "broadcast"))
+    is_even = name.startswith(_EVEN)
     if name == "all_to_all_single":
         is_even = sum(args[1]) == sum(args[2])
     if found is None or (found[1] > 1 and not is_even):
@@ -209,16 +209,7 @@ def run_functional(operator: str, args: Args, kwargs: Kwargs) -> Any:
 
 
 _REDUCING = ("all_reduce", "reduce_scatter")
-_SHAPED = frozenset(
-    {
-        "all_gather_into_tensor",
-        "all_gather_into_tensor_coalesced",
-        "all_gather_into_tensor_out",
-        "reduce_scatter_tensor",
-        "reduce_scatter_tensor_coalesced",
-        "reduce_scatter_tensor_out",
-    }
-)
+_EVEN = ("all_reduce", "broadcast", "all_gather_into_tensor", "reduce_scatter_tensor")
 
 
 def _functional(place: Place, name: str, value: Tensor) -> Tensor:
@@ -351,9 +342,8 @@ class Mailbox:
     ) -> None:
         values = []
         for tensor in tensors:
-            record = _record(call, tensor)
-            known = _is_small(tensor) and contents.known(record) is not None
-            values.append(contents.value(record, tensor).clone() if known else None)
+            known = contents.find(_record(call, tensor), tensor) if _is_small(tensor) else None
+            values.append(None if known is None else known.clone())
         self._messages[message] = tuple(values)
 
     def _receive(
@@ -367,18 +357,11 @@ class Mailbox:
             values = (None,) * len(tensors)
         for tensor, value in zip(tensors, values, strict=True):
             record = _record(call, tensor)
-            nbytes = tensor.untyped_storage().nbytes()
-            whole = tensor.numel() * tensor.element_size() == nbytes
-            if value is None or (contents.known(record) is None and not whole):
-                if contents.known(record) is not None:
-                    # What C++ reads without an operator (the state of a generator, which is none
-                    # then) is not what was there before.
-                    contents.value(record, tensor).zero_()
-                contents.assume(record, None)
-                continue
-            if contents.known(record) is None:
-                contents.show(record, nbytes)
-            contents.value(record, tensor).copy_(value.reshape(tensor.shape))
+            if value is None and (before := contents.find(record, tensor)) is not None:
+                # What C++ reads without an operator (the state of a generator, which is none then)
+                # is not what was there before.
+                before.zero_()
+            contents.write(record, tensor, value)
         return True
 
     def pass_on(self, call: Call, contents: Contents) -> tuple[Tensor | None, ...] | None:

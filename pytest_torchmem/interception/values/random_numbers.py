@@ -257,7 +257,7 @@ class RandomNumbers:
             return True
         generator = generator_of(call)
         place = self._places.get(key_of(generators.state_of(generator)))
-        if place is None or not _draws(call):
+        if place is None or not draws_numbers(call):
             return True
         if place.words is None:
             if self._mode is Values.ASKED_FOR:
@@ -282,12 +282,12 @@ class RandomNumbers:
         """Move the generator on by what an operator would have drawn."""
         if plan.drawn is None:
             try:
-                plan.drawn = _drawn_by(call, plan) if _draws(call) else ()
+                plan.drawn = _drawn_by(call, plan) if draws_numbers(call) else ()
             except _NotCounted:
                 plan.drawn = (None,)
-        for draws in plan.drawn:
-            words = None if draws is None else _words_of(draws)
-            self._skip(generator_of(call), draws, words, call.operator.name)
+        for drawn in plan.drawn:
+            words = None if drawn is None else _words_of(drawn)
+            self._skip(generator_of(call), drawn, words, call.operator.name)
 
     def lose(self, why: str) -> None:
         """Take note that the program would have drawn, or not, as values say that are not known."""
@@ -332,20 +332,17 @@ class _NotCounted(Exception):
 
 
 def generator_of(call: Call) -> torch.Generator:
-    given: Any = call.kwargs.get("generator")
-    if given is None and "generator" in call.operator.argument_names:
-        position = call.operator.argument_names.index("generator")
-        given = call.args[position] if position < len(call.args) else None
+    given = call.named.get("generator")
     if given is not None:
         return generators.drawn_from(given)
     return generators.generator_on(None if call.device is None else call.device.device)
 
 
-def _draws(call: Call) -> bool:
-    """Return whether an operator draws numbers as it is called."""
+def draws_numbers(call: Call) -> bool:
+    """Return whether an operator draws numbers as it is called: dropout of nothing does not."""
     if not call.operator.random:
         return False
-    named, names, name = _named(call), call.operator.argument_names, call.operator.name
+    named, names, name = call.named, call.operator.argument_names, call.operator.name
     if name in _DRAW_NOTHING or name.endswith("_backward"):
         return False
     if "dropout_p" in names:
@@ -355,10 +352,6 @@ def _draws(call: Call) -> bool:
     if name == "aten::native_dropout":
         return named["train"] is not False
     return "training" not in names or bool(named.get("training"))
-
-
-def _named(call: Call) -> dict[str, Any]:
-    return {**dict(zip(call.operator.argument_names, call.args, strict=False)), **call.kwargs}
 
 
 def _filled_by(call: Call, plan: Plan) -> tuple[torch.dtype, int, bool]:
@@ -373,7 +366,7 @@ def _filled_by(call: Call, plan: Plan) -> tuple[torch.dtype, int, bool]:
 
 def _drawn_by(call: Call, plan: Plan) -> tuple[KernelDraws, ...]:
     """Return what the CPU's kernels draw for an operator. Raises ``_NotCounted``."""
-    named, name = _named(call), call.operator.name.removeprefix("aten::").partition(".")[0]
+    named, name = call.named, call.operator.name.removeprefix("aten::").partition(".")[0]
     base = name.rstrip("_").removesuffix("_functional")
     dtype, elements, dense = _filled_by(call, plan)
     if base in _DISTRIBUTIONS:
