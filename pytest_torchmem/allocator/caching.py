@@ -11,7 +11,7 @@ With ``expandable_segments:True`` segments grow page by page (``ExpandableSegmen
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 from pytest_torchmem.allocator.device_memory import (
@@ -25,9 +25,7 @@ from pytest_torchmem.allocator.device_memory import (
     PoolStatistics,
     PrivatePools,
     ReservedMemory,
-    parse_options,
 )
-from pytest_torchmem.errors import UsageError
 
 MIN_BLOCK = 512
 _NO_DIVISIONS = DEFAULTS.roundup_power2_divisions
@@ -588,39 +586,3 @@ class RunningPeaks:
 
     def found(self) -> Peaks:
         return Peaks(self.requested, self.allocated, self.reserved, self.unallocated)
-
-
-def replay(
-    events: Iterable[int | tuple[int, int]],
-    allocator: str = "",
-    capacity: int | None = None,
-    total: int | None = None,
-) -> Peaks:
-    """Return the peaks of a recorded sequence of requests.
-
-    An event is ``nbytes > 0`` for a request, counted from 1 on, ``-index`` where the request of
-    that number is freed, and ``0`` for ``empty_cache()``; or such a number with the number of its
-    stream: ``(nbytes, stream)``. ``allocator`` is written as for ``PYTORCH_ALLOC_CONF``;
-    ``capacity`` and ``total`` are those of ``CachingAllocator``.
-
-    Raises ``OutOfMemory`` where ``capacity`` is not enough, and ``UsageError`` for an event that
-    frees what is not there.
-    """
-    replayed = CachingAllocator(parse_options(allocator), capacity, total)
-    blocks: list[Block | None] = [None]
-    peaks = RunningPeaks()
-    peaks.note(replayed)
-    for event in events:
-        number, stream = event if isinstance(event, tuple) else (event, 0)
-        if number > 0:
-            blocks.append(replayed.allocate(number, stream))
-            peaks.note(replayed)
-        elif number == 0:
-            replayed.empty_cache()
-        else:
-            block = blocks[-number] if -number < len(blocks) else None
-            if block is None:
-                raise UsageError(f"event {number}: request {-number} is not there to be freed")
-            blocks[-number] = None
-            replayed.free(block)
-    return peaks.found()

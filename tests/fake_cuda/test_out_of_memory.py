@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from pytest_torchmem import trace
-from pytest_torchmem.allocator.caching import replay
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.fake_cuda.memory import OutOfMemoryError, format_size
 from pytest_torchmem.profile.timeline import Phase
 from pytest_torchmem.targets.gpus import find_gpu, gpu_names
+from tests.allocator.test_allocator import replay
 from tests.results import in_a_trace
 
 MIB, GIB = 1024**2, 1024**3
