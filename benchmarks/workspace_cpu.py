@@ -19,6 +19,7 @@ from torch._ops import OpOverload
 from pytest_torchmem.operators.registry import OperatorKind
 from pytest_torchmem.operators.spec import spec_of
 from pytest_torchmem.operators.workspace import as_workspace
+from pytest_torchmem.operators.workspace_of import workspace_function
 from pytest_torchmem.step.trees import argument_tensors, replace_tensors
 from pytest_torchmem.targets.host import Host
 from pytest_torchmem.torch_private.dispatcher import interception
@@ -52,8 +53,8 @@ class Call:
         return max([0, *accumulate(self.requests)]) - self.output_bytes
 
     def predicted(self, host: Host) -> int:
-        """Bytes that the operator's function gives, 0 where it has none."""
-        function = spec_of(self.operator).cpu.workspace
+        """Bytes that the operator's function gives, 0 where nobody knows."""
+        function = workspace_function(spec_of(self.operator), "cpu")
         if function is None:
             return 0
         found = function(self.args, self.kwargs, machine=host, outputs=self.outputs)

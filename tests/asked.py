@@ -7,7 +7,7 @@ from torch._ops import OpOverload
 
 from pytest_torchmem.operators.spec import spec_of
 from pytest_torchmem.operators.workspace import Workspace, as_workspace
-from pytest_torchmem.operators.workspace_of import takes_nothing
+from pytest_torchmem.operators.workspace_of import workspace_function
 from pytest_torchmem.targets.gpus import Gpu
 
 
@@ -42,8 +42,6 @@ def _fits(argument: Any, given: Any) -> bool:
 def workspace_of(name, machine, outputs, *args, **kwargs) -> Workspace:
     device = "cuda" if isinstance(machine, Gpu) else "cpu"
     spec = spec_of(overload_of(name, args, kwargs))
-    function = spec.on(device).workspace
-    if function is None and device == "cuda" and takes_nothing(spec.overload, "cuda"):
-        return Workspace()
+    function = workspace_function(spec, device)
     assert function is not None, f"{name} has no workspace on {device}"
     return as_workspace(function(args, kwargs, machine=machine, outputs=outputs, cudnn=None), name)

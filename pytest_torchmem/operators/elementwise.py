@@ -17,15 +17,16 @@ result, which is read as it is.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from pytest_torchmem.operators.calls import GivenCall
+from pytest_torchmem.operators.calls import GivenCall, meta_result
 from pytest_torchmem.operators.registry import OperatorKind, UnknownOutputs, aten, operator
+from pytest_torchmem.operators.spec import OperatorSpec
 from pytest_torchmem.operators.workspace import (
     ALL,
     CONTIGUOUS,
@@ -41,40 +42,16 @@ from pytest_torchmem.operators.workspace import (
     scalar_type,
     type_of_number,
 )
+from pytest_torchmem.step.trees import argument_tensors
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
 from pytest_torchmem.torch_private.kernels import run_on_meta
 from pytest_torchmem.torch_private.names import TORCH_VERSION
 
 Operand = Tensor | bool | int | float | complex
+_NUMBER = (bool, int, float, complex)
 
-_ARITHMETIC = """
-    add sub mul div atan2 remainder fmod hypot copysign nextafter xlogy floor_divide
-    heaviside gcd lcm igamma igammac bitwise_and bitwise_or bitwise_xor bitwise_left_shift
-    bitwise_right_shift addcmul addcdiv
-"""
-"""With a form in place each."""
-_ARITHMETIC_OUT_OF_PLACE = """
-    rsub maximum minimum fmax fmin special_xlog1py logaddexp logaddexp2 special_zeta
-    special_chebyshev_polynomial_t special_chebyshev_polynomial_u
-    special_chebyshev_polynomial_v special_chebyshev_polynomial_w
-    special_shifted_chebyshev_polynomial_t special_shifted_chebyshev_polynomial_u
-    special_shifted_chebyshev_polynomial_v special_shifted_chebyshev_polynomial_w
-    special_hermite_polynomial_h special_hermite_polynomial_he special_laguerre_polynomial_l
-    special_legendre_polynomial_p __lshift__ __rshift__
-"""
 _COMPARISONS = "eq ne lt le gt ge"
-_LOGICAL = "logical_and logical_or logical_xor"
-_CLAMPS = "clamp clamp_ clamp_min clamp_min_ clamp_max clamp_max_"
-_UNARY_FLOAT = """
-    acos acosh asin asinh atan atanh cos cosh digamma erf erfc erfinv exp exp2 expm1 lgamma
-    log log10 log1p log2 logit reciprocal rsqrt sigmoid sin sinc sinh sqrt tan tanh
-    special_entr special_erfcx special_i0e special_i1 special_i1e special_log_ndtr
-    special_ndtri special_bessel_j0 special_bessel_j1 special_bessel_y0 special_bessel_y1 i0
-    special_modified_bessel_i0 special_modified_bessel_i1 special_modified_bessel_k0
-    special_modified_bessel_k1 special_scaled_modified_bessel_k0
-    special_scaled_modified_bessel_k1 special_spherical_bessel_j0 special_airy_ai polygamma
-"""
 _OTHER_DTYPE = """
     angle complex eq frexp ge greater greater_equal gt imag isfinite isinf isnan isneginf
     isposinf isreal le less less_equal logical_and logical_not logical_or logical_xor lt ne
@@ -117,7 +94,7 @@ def converted(operand: object, common: torch.dtype) -> int:
     """Bytes of an operand's copy in the common type, and of the number it may be wrapped from."""
     if isinstance(operand, Tensor):
         return 0 if operand.dtype == common else dense_bytes(operand, common)
-    if not isinstance(operand, (bool, int, float, complex)):
+    if not isinstance(operand, _NUMBER):
         return 0
     own = type_of_number(operand)
     return own.itemsize + (0 if own == common else common.itemsize)
@@ -132,63 +109,58 @@ _NUMBERS: dict[torch.dtype, Any] = {
 """A number of each type that numbers have in a tensor of their own."""
 
 
-def common_type(one: Tensor, other: Operand, *, given: Tensor) -> torch.dtype:
-    """Return the type that both are computed in; native/TypeProperties.cpp, result_type.
-
-    A tensor without data beside those that a call was ``given`` stands for a Python number, which
-    decides less than a tensor without sides.
+def in_common_type(
+    spec: OperatorSpec, args: Sequence[Any], kwargs: Mapping[str, Any], outputs: Any, **_: Any
+) -> int:
+    """Bytes of what is converted to the type that the CPU's kernel of an iterated operator computes
+    in: operands, numbers among them, and an output of another type;
+    ``TensorIteratorBase::compute_types``. Comparisons write truth values as they are.
     """
-    if isinstance(other, Tensor) and other.is_meta and not (given.is_meta or other.dim()):
-        other = _NUMBERS.get(other.dtype, other)
-    return torch.result_type(one, other)
+    given = {**dict(zip(spec.argument_names, args, strict=False)), **kwargs}
+    numbers = {"self", "other", *(spec.argument_names[at] for at in spec.numbers(args))}
+    operands = [
+        one
+        for name, one in given.items()
+        if name not in spec.mutated_names
+        and (isinstance(one, Tensor) or (name in numbers and isinstance(one, _NUMBER)))
+    ]
+    made, common = next(iter(argument_tensors(outputs)), None), _common_type(operands)
+    result = common if made is None or spec.mutated else made.dtype
+    if result is not common and spec.mutated_names:
+        rest = {name: one for name, one in kwargs.items() if name not in spec.mutated_names}
+        result = argument_tensors(meta_result(spec.overload.overloadpacket, *args, **rest))[0].dtype
+    if result is not torch.bool and torch.promote_types(common, result) is result:
+        common = result  # integers are computed as floating numbers
+    written = 0 if made is None or made.dtype is torch.bool else converted(made, common)
+    return written + sum(converted(operand, common) for operand in operands)
 
 
-@operator(*aten(_ARITHMETIC + _ARITHMETIC_OUT_OF_PLACE)).workspace("cpu")
-def arithmetic(outputs: Tensor, operands: list[Any]) -> int:
-    """Operands in another type than the result's; build_binary_op and its kin."""
-    return sum(converted(operand, outputs.dtype) for operand in operands[:3])
+def _common_type(operands: Sequence[Operand]) -> torch.dtype:
+    """Return the type that all are computed in; native/TypeProperties.cpp, result_type.
 
-
-@operator(*aten(_ARITHMETIC, "_"), "aten::__ilshift__", "aten::__irshift__").workspace("cpu")
-def arithmetic_in_place(operands: list[Any]) -> int:
-    """As out of place; a target that is not of the common type is copied twice."""
-    target, *operands = operands
-    common = target.dtype
-    for operand in operands:
-        if isinstance(operand, Tensor):
-            like_target = torch.empty(target.shape, dtype=common, device="meta")
-            common = common_type(like_target, operand, given=target)
-    copies = sum(converted(operand, common) for operand in operands)
-    return copies + 2 * converted(target, common)
-
-
-@operator(*aten(_COMPARISONS), *aten(_LOGICAL), *aten(_COMPARISONS, "_")).workspace("cpu")
-def comparison(outputs: Tensor, input: Tensor, other: Operand) -> int:
-    """Both sides in their common type, an output of neither it nor bool; build_comparison_op."""
-    common = common_type(input, other, given=input)
-    answers = 0 if outputs.dtype in (torch.bool, common) else dense_bytes(outputs, common)
-    return converted(input, common) + converted(other, common) + answers
-
-
-@operator(*aten(_UNARY_FLOAT + _CLAMPS)).workspace("cpu")
-def in_type_of_result(outputs: Tensor, tensors: list[Tensor]) -> int:
-    """Integers are copied to float first; build_unary_float_op. Bounds of ``clamp`` that are
-    numbers stay so; cpu/TensorCompareKernel.cpp, clamp_scalar_kernel_impl.
+    A tensor without data beside others that have some stands for a Python number, which decides
+    less than a tensor without sides, and that less than one with some.
     """
-    return sum(converted(tensor, outputs.dtype) for tensor in tensors)
+    hollow = all(one.is_meta for one in operands if isinstance(one, Tensor))
+
+    def meant(one: Operand) -> Any:
+        is_number = isinstance(one, Tensor) and one.is_meta and not (hollow or one.dim())
+        return _NUMBERS.get(one.dtype, one) if isinstance(one, Tensor) and is_number else one
+
+    def rank(one: Operand) -> int:
+        return -one.dim() if isinstance(one, Tensor) else 1
+
+    first, *others = sorted(map(meant, operands), key=rank)
+    dtype: torch.dtype = first.dtype
+    for other in others:
+        dtype = torch.result_type(torch.empty(first.shape, dtype=dtype, device="meta"), other)
+    return dtype
 
 
-@operator("aten::pow.Tensor_Scalar").workspace("cuda")
-@operator("aten::pow").workspace("cpu")
-def power(outputs: Tensor, input: Operand, exponent: Operand) -> int:
-    """A number as exponent stays a number, and the base is of the result's type on a GPU, too;
-    native/Pow.cpp, ``TORCH_META_FUNC2(pow, Tensor_Scalar)``.
-    """
-    if not isinstance(exponent, Tensor):
-        return converted(input, outputs.dtype) if isinstance(input, Tensor) else 0
-    return converted(input, outputs.dtype) + converted(exponent, outputs.dtype)
-
-
+# A number as exponent stays a number; native/Pow.cpp, ``TORCH_META_FUNC2(pow, Tensor_Scalar)``.
+operator("aten::pow.Tensor_Scalar").workspace("cuda")(
+    lambda outputs, input: converted(input, outputs.dtype)
+)
 # The base in a tensor on the GPU, unless it is 1; native/Pow.cpp, pow_Scalar_out.
 operator("aten::pow.Scalar").workspace("cuda")(
     lambda input: 0 if input == 1 else type_of_number(input).itemsize

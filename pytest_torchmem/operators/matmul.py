@@ -31,6 +31,7 @@ from pytest_torchmem.operators.workspace import (
     dense_bytes,
     like,
     round_up,
+    unknown,
 )
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
@@ -364,6 +365,12 @@ def addmm_on_cuda(machine: Gpu, input: Tensor, mat1: Tensor, mat2: Tensor) -> Wo
     """
     epilogue = input.dim() == 1 and input.shape[0] == mat2.shape[1] and input.is_contiguous()
     return by_cublas(machine, [mat1, mat2], lt=epilogue and mat1.dtype in _LT_TYPES)
+
+
+# A product and a sum in one iteration, of one type; native/LinearAlgebra.cpp, addr.
+operator("aten::addr").workspace("cpu")(
+    lambda input, vec1, vec2: 0 if input.dtype is vec1.dtype is vec2.dtype else unknown()
+)
 
 
 @operator("aten::addmv", "aten::addmv_").workspace("cpu")

@@ -42,12 +42,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from pytest_torchmem.operators.elementwise import in_common_type
 from pytest_torchmem.operators.registry import DEVICES, aten, find_record, operator
 from pytest_torchmem.operators.spec import OperatorSpec
 from pytest_torchmem.operators.workspace import Buffer, Workspace, as_workspace, unknown
@@ -78,14 +79,9 @@ def workspace_of(
         if target.calibration is not None:  # what was measured comes before what a library tells
             figure = _measured(target, key_of(spec, args, kwargs))
         cudnn = Cudnn(target, silent=figure is not None)
-    function = spec.on(device).workspace
-    if function is None:  # the kernel is known to take nothing, or not
-        nothing = takes_nothing(spec.overload, device)
-        if nothing and device == "cpu" and is_iterated(spec.overload):
-            nothing = len({tensor.dtype for tensor in argument_tensors(args)}) <= 1
-        made: Any = 0 if nothing else unknown()
-    else:
-        made = function(args, kwargs, machine=target.machine(device), outputs=outputs, cudnn=cudnn)
+    function = workspace_function(spec, device)
+    besides = {"machine": target.machine(device), "outputs": outputs, "cudnn": cudnn}
+    made = unknown() if function is None else function(args, kwargs, **besides)
     found = as_workspace(made, spec.name)
     if cudnn is not None and (found.confidence is not Confidence.EXACT or cudnn.answers):
         key = key_of(spec, args, kwargs)
@@ -94,6 +90,16 @@ def workspace_of(
             found = Workspace(requests, Confidence.CALIBRATED, found.kept, calibrated=(spec.name,))
         found = replace(found, questions=(key,), answers=tuple(dict.fromkeys(cudnn.answers)))
     return None if found.is_nothing else found
+
+
+def workspace_function(spec: OperatorSpec, device: str) -> Callable[..., Any] | None:
+    """Return what says what a kernel takes, None where nobody knows."""
+    function = spec.on(device).workspace
+    if function is not None or not takes_nothing(spec.overload, device):
+        return function
+    if device == "cpu" and is_iterated(spec.overload):
+        return partial(in_common_type, spec)
+    return lambda *_, **__: 0
 
 
 def library_output(
@@ -174,26 +180,28 @@ _ITERATED = """
     hardsigmoid_backward hardswish hardswish_backward hardtanh_backward leaky_relu_backward
     mish mish_backward silu_backward sigmoid_backward softplus_backward softshrink_backward
     tanh_backward threshold_backward logit_backward mse_loss_backward smooth_l1_loss_backward
-    huber_loss_backward _prelu_kernel _prelu_kernel_backward lerp linalg_cross complex polar
+    huber_loss_backward _prelu_kernel _prelu_kernel_backward lerp linalg_cross addcdiv addcmul
+    floor_divide heaviside rsub __ilshift__ __irshift__
 """
-_ITERATED_ON_CPU = frozenset((*_ITERATED.split(), "addr"))
+_ITERATED_ON_CPU = frozenset(_ITERATED.split())
 """TensorIterator's without its tag; native/Activation.cpp, Loss.cpp, GatedLinearUnit.cpp, Lerp.cpp,
-and a product and a sum, ``addr`` of native/LinearAlgebra.cpp.
+PointwiseOps.cpp, BinaryOps.cpp.
 """
 
 _TAKE_NOTHING = (
     (DEVICES, _ITERATED),
     (("cuda",), """
         gelu_backward log_sigmoid_forward log_sigmoid_backward binary_cross_entropy_backward
-        rrelu_with_noise floor_divide rsub heaviside addcmul addcdiv _masked_scale
+        rrelu_with_noise _masked_scale
     """),
     # native/quantized/FakeQuantPerTensorAffine.cpp, FakeQuantPerChannelAffine.cpp
     (DEVICES, """
         fake_quantize_per_channel_affine_cachemask fake_quantize_per_tensor_affine_cachemask
         _fake_quantize_per_tensor_affine_cachemask_tensor_qparams
     """),
-    # Each of its own type; native/TensorAdvancedIndexing.cpp, masked_fill_impl_cpu
-    (DEVICES, "masked_fill"),
+    # Each of its own type; native/TensorAdvancedIndexing.cpp, TensorFactories.cpp
+    (DEVICES, "complex masked_fill polar"),
+    (("cpu",), "logical_not"),  # native/UnaryOps.cpp
     # Random numbers are made where they go; native/DistributionTemplates.h, Distributions.cpp
     (DEVICES, """
         bernoulli binomial cauchy exponential geometric log_normal normal_ poisson random uniform
@@ -242,7 +250,7 @@ _TAKE_NOTHING = (
     # native/cpu/SortingKernel.cpp, TensorCompareKernel.cpp: rows in vectors of C++
     (("cpu",), "topk mode"),
     # native/TensorAdvancedIndexing.cpp, native/cpu/IndexKernel.cpp
-    (("cpu",), "take index_copy index_fill nonzero addr"),
+    (("cpu",), "take index_copy index_fill nonzero"),
     # native/BatchLinearAlgebra.cpp: factored in the output
     (("cpu",), "linalg_cholesky_ex linalg_lu_factor_ex triangular_solve"),
     # native/Distance.cpp, LossCTC.cpp, ChanelShuffle.cpp, native/sparse/SparseCsrTensorMath.cpp
@@ -265,9 +273,7 @@ _MADE_OF_OTHERS = ("bartlett", "blackman", "hamming", "hann", "kaiser", "fft_", 
 
 def takes_nothing(overload: OpOverload, device: str) -> bool:
     """Return whether the kernel for a device is known to take nothing: of pointwise operators, of
-    those named here, and of factories.
-
-    On the CPU that holds for ``is_iterated`` operators where all tensors are of one type.
+    those named here, and of factories; on the CPU, but for what ``is_iterated`` ones convert.
     """
     if torch.Tag.pointwise in overload.tags:
         return True
@@ -287,10 +293,11 @@ def takes_nothing(overload: OpOverload, device: str) -> bool:
 
 def is_iterated(overload: OpOverload) -> bool:
     """Return whether the CPU's kernel copies tensors that are not of the common type."""
-    name = schema(overload).name.removeprefix("aten::").removesuffix("_")
-    if _is_named(name, "cpu"):
-        return name in _ITERATED_ON_CPU
-    return torch.Tag.pointwise in overload.tags or _is_pointwise(name)
+    name = schema(overload).name.removeprefix("aten::")
+    names = name, name.removesuffix("_")
+    if any(_is_named(one, "cpu") for one in names):
+        return not _ITERATED_ON_CPU.isdisjoint(names)
+    return torch.Tag.pointwise in overload.tags or _is_pointwise(names[1])
 
 
 def _is_named(name: str, device: str) -> bool:
