@@ -321,7 +321,8 @@ _KEPT = (
     *("left", "lives longer", "graph kept", "backwards", "gradients recorded"),
     *("operators", "elsewhere", "copy", "larger", "twice", "recomputed"),
 )
-_MADE = (*(Role.HELD, Role.EARLIER, Role.OTHER), *(Role.SAVED, Role.ACTIVATION, Role.RECOMPUTED))
+_HELD = (Role.HELD, Role.EARLIER, Role.OTHER)
+_MADE = (*_HELD, *(Role.SAVED, Role.ACTIVATION, Role.RECOMPUTED))
 _OF_MODELS = (
     *(Role.PARAMETER, Role.BUFFER, Role.GRADIENT, Role.GRADIENT_TEMPORARY),
     Role.OPTIMIZER_STATE,
@@ -372,9 +373,10 @@ class DeviceCheck:
         The program begins with what is called in the file ``test``.
         """
         rules = {cause.rule for cause in found.causes}
-        row = found.leading_row
+        came = found.difference.came
+        held = sum(row.change for row in came if row.what.role in _HELD)
         kept = not rules or bool(rules.intersection(_KEPT))
-        kept = kept or (row is not None and row.what.role == Role.HELD)
+        kept = kept or 3 * held >= sum(row.change for row in came)
         on_host = found.difference.moment == HOST
         whats, at = _kept_at(profile, found) if kept else ({}, 0)
         attends = _ATTENTION in rules

@@ -5,6 +5,7 @@ is sure comes from facts of the step (``profile/facts.py``); what is likely, fro
 """
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -81,11 +82,14 @@ class Cause:
     """The rows that it explains."""
     larger: float = 1
     """By what factor they have more numbers for it, whatever their type."""
+    keeper: str = ""
+    """What refers to most of them, "" where the rule says so or nothing does."""
 
     @property
     def text(self) -> str:
         """The cause as a part of a sentence."""
-        return RULES[self.rule].sentence.format(**self.values)
+        kept = f", kept by {self.keeper}" if self.keeper else ""
+        return RULES[self.rule].sentence.format(**self.values) + kept
 
     @property
     def is_specific(self) -> bool:
@@ -501,7 +505,37 @@ def find_causes(evidence: Evidence) -> tuple[Cause, ...]:
         if one.is_specific and more >= least * growth:
             kept.append(one)
             explained.update(one.rows)
-    return tuple(kept)
+    return tuple(_with_keeper(evidence, one) for one in kept)
+
+
+def _with_keeper(evidence: Evidence, found: Cause) -> Cause:
+    """Return a cause with what refers to most of its rows, where that is news."""
+    held = [row for row in found.rows if row.what.role != Role.SAVED and is_kept(evidence, row)]
+    holder = holder_of(evidence, held)
+    is_news = holder not in found.text and not any(one in holder for one in _KEEP_AS_USUAL)
+    return (
+        replace(found, keeper=holder) if is_news and total(held) >= _MAIN * found.nbytes else found
+    )
+
+
+GRAPH = "the graph of "
+_KEEP_AS_USUAL = (GRAPH, "a selective checkpoint")
+"""Holders that do what they are there for."""
+
+
+def is_kept(evidence: Evidence, row: Row) -> bool:
+    """Tell whether something refers to a row's tensors that is more than a function's variable."""
+    holder = evidence.watched.holders.get(row.now, "") if row.now is not None else ""
+    return bool(holder) and not holder.startswith("the variable ")
+
+
+def holder_of(evidence: Evidence, rows: Iterable[Row]) -> str:
+    """Return in words what refers to most bytes of rows, "" if that is not known of any."""
+    held = Counter[str]()
+    for row in rows:
+        if row.now is not None and (holder := evidence.watched.holders.get(row.now)):
+            held[holder] += row.bytes_now
+    return max(held, key=held.__getitem__, default="")
 
 
 def _in_order(evidence: Evidence) -> list[Cause]:

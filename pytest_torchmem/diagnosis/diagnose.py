@@ -166,13 +166,16 @@ _OF_CONSTRUCTORS = ("layer", "size", "new module", "more layers", "tied")
 
 
 def _leads(evidence: Evidence, rule: str) -> dict[tuple[str, str], tuple[str, tuple[str, ...]]]:
-    """Return what leads to lines that were there before: another call may be the news; of a module
-    that is made otherwise, where it is made.
+    """Return what leads to lines that were there before, where another call may be the news; of
+    others outside of modules, the nearest; of a module that is made otherwise, where it is made.
     """
     then, seen = evidence.moved_lines(), evidence.watched
     known = {then.get(what.line, what.line) for what in evidence.known()}
-    leads = {one: _nearest(calls) for one, calls in seen.callers.items() if one[1] in known}
-    found = {place: ("called in", lines) for place, lines in leads.items() if lines}
+    found = {}
+    for (module, line), calls in seen.callers.items():
+        leads = _nearest(calls)[: None if line in known else 1]
+        if leads and (line in known or not module):
+            found[module, line] = "called in", leads
     made = {place: ("made in", (line,)) for place, line in seen.makers.items() if line}
     return found | made if rule in _OF_CONSTRUCTORS else found
 

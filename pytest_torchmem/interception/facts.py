@@ -233,7 +233,8 @@ class FactCollector:
             else:
                 spans = self._checkpoints.setdefault(fold(path)[0], Counter())
                 spans[node_number(current_node())] += 1
-            outer = _USUAL
+            # What a checkpoint calls again is in the modes that it was called in before.
+            outer = _USUAL if task == -1 else mode._replace(recomputed=False)
         own = (path, id(module))
         if own not in self._seen:
             self._seen.add(own)

@@ -78,6 +78,10 @@ def _filling(file: str, definition: int | str, name: str) -> list[Any]:
     within: Any = _definitions(file).get(definition) if file and is_of_program(file) else None
     if within is None:
         return []
+    for kind in _definitions(file).values():
+        is_method = isinstance(kind, ast.ClassDef) and within in kind.body
+        if is_method and (attribute := _attribute_in(within, name)):
+            return _filling(file, kind.name, attribute)
     own = "attr" if isinstance(within, ast.ClassDef) else "id"  # an attribute, or a variable
     nodes: list[Any] = [
         node
@@ -88,6 +92,18 @@ def _filling(file: str, definition: int | str, name: str) -> list[Any]:
     makers = (one for one in within.body if getattr(one, "name", "") == "__init__")
     first = {line for one in makers for line in range(one.lineno, one.end_lineno + 1)}
     return [node for node in nodes if node.lineno not in first] or nodes
+
+
+def _attribute_in(method: ast.AST, name: str) -> str:
+    """Return the attribute of ``self`` that a variable is set to, "" for any other variable."""
+    for node in ast.walk(method):
+        if isinstance(node, ast.Assign):
+            sides = (getattr(one, "elts", [one]) for one in (node.targets[0], node.value))
+            for target, value in zip(*sides, strict=False):
+                owner = getattr(getattr(value, "value", None), "id", "")
+                if getattr(target, "id", "") == name and owner == "self":
+                    return str(getattr(value, "attr", ""))
+    return ""
 
 
 def _sets(node: Any) -> bool:

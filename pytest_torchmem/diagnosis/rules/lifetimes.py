@@ -3,9 +3,12 @@
 from collections.abc import Iterable, Mapping
 
 from pytest_torchmem.diagnosis.causes import (
+    GRAPH,
     Cause,
     Evidence,
     cause,
+    holder_of,
+    is_kept,
     rule,
     shown_by,
     some,
@@ -36,7 +39,7 @@ def graph_kept(evidence: Evidence) -> Cause | None:
         of_gradients = _OF_GRADIENTS if option == "create_graph" else ()
         rows = [*evidence.came(*_OF_GRAPHS, *of_gradients)]
         line = next(iter(now[option].lines), "some line")
-        holder = holder_of(evidence, rows).replace("the graph of ", "")
+        holder = _holder(evidence, rows).replace(GRAPH, "")
         known = before.get(option, Calls()).lines
         at = f" at {' and '.join(known)}" if evidence.new_lines([line], known) else ""
         ran = f"runs {times(calls)}, and ran {times(were)}{at}: it keeps"
@@ -93,7 +96,7 @@ def gradients_kept(evidence: Evidence) -> Cause | None:
     if zeroed is not None:
         why = "they are set to zero, and not to none"
     elif holder := holder_of(evidence, rows):
-        why = holder.removeprefix(": ")
+        why = holder
     else:
         why = "nothing sets them to none before it"
         backwards = evidence.ran.called_as("backward")
@@ -188,7 +191,7 @@ def earlier_steps(evidence: Evidence) -> Cause | None:
         made = f"{rows[0].what.source} is new, and what it made {when} is"
     if in_step and evidence.difference.moment == "backward_peak":  # which may go through it
         rows += evidence.came(Role.GRADIENT_TEMPORARY)
-    return cause("earlier steps", rows, made=made, holder=holder_of(evidence, rows))
+    return cause("earlier steps", rows, made=made, holder=_holder(evidence, rows))
 
 
 @rule("left", "{what} still there when the step has ended{holder}")
@@ -207,7 +210,7 @@ def left_at_end(evidence: Evidence) -> Cause | None:
     else:
         first = shown_by(rows)
         what = f"{first.what.tensor or 'memory'} of {first.what.source} is"
-    holder = holder_of(evidence, rows)
+    holder = _holder(evidence, rows)
     return cause("left", rows, None, _root_of(evidence, holder), what=what, holder=holder)
 
 
@@ -233,7 +236,7 @@ def held_by_program(evidence: Evidence) -> Cause | None:
         named = evidence.watched.holders
         rows = [row for row in evidence.came(*_OF_MODELS) if not row.before and row.now in named]
         what = f"{rows[0].what.role.removeprefix('temporary ')}s" if rows else ""
-    holder = holder_of(evidence, rows)
+    holder = _holder(evidence, rows)
     if not holder and evidence.watched.ran:
         return None
     what += _meanwhile(evidence, rows)
@@ -287,7 +290,7 @@ def held_between(evidence: Evidence) -> Cause | None:
     first = shown_by(rows)
     kinds = evidence.ran.kinds_before(evidence.first(first), _MADE_OF)
     of = _MADE_OF.get(kinds.pop(), "") if len(kinds) == 1 else ""
-    if holder := holder_of(evidence, rows):
+    if holder := _holder(evidence, rows):
         for_now = holder.startswith(": the variable ") or holder.endswith(" makes")
         between = "" if for_now else " between two steps"
         what = f"the program keeps what it made{of}{between}{holder}"
@@ -331,7 +334,7 @@ def lives_longer(evidence: Evidence) -> Cause | None:
         return None
     known = evidence.known_tensors  # at another moment
     first = shown_by([row for row in rows if row.what[1:5] in known] or rows)
-    count, holder = first.count_now - first.count_before, holder_of(evidence, [first])
+    count, holder = first.count_now - first.count_before, _holder(evidence, [first])
     counted = evidence.counted(first.what.source)
     is_known = first.what[1:5] in known or (counted is not None and counted.fell)
     what = f"{tensors(count, first.what)} of {first.what.source}"
@@ -365,7 +368,7 @@ def kept_by_program(evidence: Evidence) -> Cause | None:
     rows = [row for row in grown if _is_more(row) and is_kept(evidence, row)]
     if not rows or evidence.has_other_inputs:
         return None
-    more, holder = rows[0].count_now - rows[0].count_before, holder_of(evidence, rows)
+    more, holder = rows[0].count_now - rows[0].count_before, _holder(evidence, rows)
     what = f"{tensors(more, rows[0].what)} of {rows[0].what.source}{_meanwhile(evidence, rows)}"
     return cause("kept", rows, rows[0], what=what, holder=holder)
 
@@ -376,12 +379,6 @@ def _is_larger(evidence: Evidence, row: Row) -> bool:
     return bool(made or evidence.narrower(row))
 
 
-def is_kept(evidence: Evidence, row: Row) -> bool:
-    """Tell whether something refers to a row's tensors that is more than a function's variable."""
-    holder = evidence.watched.holders.get(row.now, "") if row.now is not None else ""
-    return bool(holder) and not holder.startswith("the variable ")
-
-
 def _replaces(evidence: Evidence, row: Row) -> bool:
     """Tell whether much of what came is in the place of equal tensors that are gone."""
     rows = (one for one in evidence.difference.rows if one.what.role not in _OF_MODELS)
@@ -389,16 +386,7 @@ def _replaces(evidence: Evidence, row: Row) -> bool:
     return 2 * sum(same) < sum(change for change in same if change > 0)
 
 
-def kept_by(evidence: Evidence, rows: Iterable[Row]) -> str:
-    """Return in words what keeps the first of rows, but for graphs, "" if that is not known."""
-    held = (row for row in rows if row.what.role != Role.SAVED and is_kept(evidence, row))
-    return holder_of(evidence, [*held]).replace(": ", ", kept by ", 1)
-
-
-GRAPH = "the graph of "
-
-
-@rule("recomputed", "{tensors} of {operator}, recomputed, {are}{before}{kept}")
+@rule("recomputed", "{tensors} of {operator}, recomputed, {are}{before}")
 def more_recomputed(evidence: Evidence) -> Cause | None:
     """A checkpoint spans more of the model: all that it computes anew is alive together."""
     rows = [row for row in evidence.came(Role.RECOMPUTED) if _is_more(row)]
@@ -408,7 +396,6 @@ def more_recomputed(evidence: Evidence) -> Cause | None:
     same = (one for one in evidence.difference.moved if one.what[1:5] == first.what[1:5])
     before = first.count_before + sum(one.count_before for one in same)
     count = before + first.count_now - first.count_before
-    kept = kept_by(evidence, rows)
     return cause(
         "recomputed",
         rows,
@@ -416,7 +403,6 @@ def more_recomputed(evidence: Evidence) -> Cause | None:
         operator=first.what.source,
         are="is alive then" if count == 1 else "are alive together",
         before=f", and {'was' if before == 1 else 'were'} {before}" if before else "",
-        kept="" if "a selective checkpoint" in kept else kept,  # as it is to do
     )
 
 
@@ -447,8 +433,6 @@ def _is_more(row: Row) -> bool:
     return before is None or (now is not None and before.nbytes == now.nbytes)
 
 
-def holder_of(evidence: Evidence, rows: list[Row]) -> str:
-    """Return in words what refers to the first of rows of which that is known, "" if none."""
-    holders = evidence.watched.holders
-    held = (holders.get(row.now, "") for row in rows if row.now is not None)
-    return next((f": {holder}" for holder in held if holder), "")
+def _holder(evidence: Evidence, rows: Iterable[Row]) -> str:
+    holder = holder_of(evidence, rows)
+    return f": {holder}" if holder else ""

@@ -21,7 +21,6 @@ from pytest_torchmem.diagnosis.causes import (
     total,
 )
 from pytest_torchmem.diagnosis.difference import OF_BACKWARD, Row
-from pytest_torchmem.diagnosis.rules.lifetimes import kept_by
 from pytest_torchmem.diagnosis.rules.types import is_known, wider_type
 from pytest_torchmem.figures import HOST
 from pytest_torchmem.profile.facts import Topic
@@ -162,7 +161,7 @@ _ALLOCATE = ("aten::empty", "aten::empty_strided")
 """What replaces nothing. Compiled code allocates by the last (torch/_inductor, wrapper.py)."""
 
 
-@rule("operators", "{came}{gone}{kept}", last=True)
+@rule("operators", "{came}{gone}", last=True)
 def other_operators(evidence: Evidence) -> Cause | None:
     """The forward calls operators that it did not call, or calls them more often."""
     counts = evidence.counts()
@@ -194,11 +193,10 @@ def other_operators(evidence: Evidence) -> Cause | None:
     if root is None and first.what.role in OF_BACKWARD and more[own[0]].before:
         places = (one for one in evidence.ran.places(own[0]) if one.phase is Phase.FORWARD)
         origin = [None, *places][-1]
-    kept = kept_by(evidence, (first, *rows))
-    return cause("operators", rows, first, origin, came=text, gone=instead, kept=kept)
+    return cause("operators", rows, first, origin, came=text, gone=instead)
 
 
-@rule("elsewhere", "{operators} {run} on the {now}, and ran on the {before}{kept}", sure=True)
+@rule("elsewhere", "{operators} {run} on the {now}, and ran on the {before}", sure=True)
 def runs_elsewhere(evidence: Evidence) -> Cause | None:
     """A tensor has been moved, and what is computed with it is on its device, too."""
     on_host = evidence.difference.moment == HOST
@@ -212,7 +210,7 @@ def runs_elsewhere(evidence: Evidence) -> Cause | None:
     rows += [row for row in copies if row.what.tensor in tensors and row not in rows]
     devices = ("CPU", "GPU") if on_host else ("GPU", "CPU")
     words = {"operators": short_names(names), "run": "run" if names[1:] else "runs"}
-    words |= {"now": devices[0], "before": devices[1], "kept": kept_by(evidence, rows)}
+    words |= {"now": devices[0], "before": devices[1]}
     return cause("elsewhere", rows, min(rows, key=evidence.order), **words)
 
 
@@ -365,11 +363,11 @@ def _larger_than_any(evidence: Evidence) -> Cause | None:
     rows = [row for row in evidence.came(*MADE) if not row.before and evidence.made_at_most(row)]
     if not rows or evidence.difference.moment == HOST:  # of which holders tell
         return None
-    first, kept = shown_by(rows), kept_by(evidence, rows)
+    first = shown_by(rows)
     of = _of_standing(evidence, first.what, evidence.first(first))
     most = f"{format_size(evidence.made_at_most(first))} at most"
     words = {"operator": first.what.source, "now": first.what.tensor, "before": most}
-    return cause("larger", rows, first, of=of, given=kept, **words)
+    return cause("larger", rows, first, of=of, given="", **words)
 
 
 def _rows_of(evidence: Evidence, more: Mapping[str, Counted]) -> list[Row]:

@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from pytest_torchmem.diagnosis.causes import (
     CONVERTS,
+    GRAPH,
     MADE,
     WEIGHTY,
     Cause,
@@ -11,6 +12,8 @@ from pytest_torchmem.diagnosis.causes import (
     Evidence,
     called_at,
     cause,
+    holder_of,
+    is_kept,
     largest,
     placed_in,
     rule,
@@ -22,7 +25,7 @@ from pytest_torchmem.diagnosis.causes import (
 from pytest_torchmem.diagnosis.difference import OF_BACKWARD, Row
 from pytest_torchmem.diagnosis.rules import setup
 from pytest_torchmem.diagnosis.rules.layers import new_modules
-from pytest_torchmem.diagnosis.rules.lifetimes import GRAPH, is_resized, kept_by, new_gradient
+from pytest_torchmem.diagnosis.rules.lifetimes import is_resized, new_gradient
 from pytest_torchmem.diagnosis.rules.operators import short_names
 from pytest_torchmem.profile.facts import IN_MODE, NO_BACKWARD, Calls, Topic
 from pytest_torchmem.profile.module_paths import common_parent, fold, prefixes, unfold
@@ -62,7 +65,8 @@ def runs_with_gradients(evidence: Evidence) -> Cause | None:
         if not rows:
             own = (one for one in evidence.alive.groups if within(change.name, one.what.module))
             rows, origin = _another_forward(evidence, own)
-        kept = kept_by(evidence, rows).partition(f", kept by {GRAPH}")[2]
+        held = (row for row in rows if row.what.role != Role.SAVED and is_kept(evidence, row))
+        kept = holder_of(evidence, held).partition(GRAPH)[2]
         kept = f"; {kept} keeps its graph" if kept else ""
         words = {"module": module, "lines": lines, "kept": kept}
         found.append(cause("gradients recorded", rows, None, call or origin, **words))
@@ -143,12 +147,16 @@ def no_longer_frozen(evidence: Evidence) -> Cause | None:
 
 def _trained_parts(evidence: Evidence, module: str) -> list[str]:
     """Return a module, or what of it has gradients where others of its parts are still frozen."""
-    if not any(name.startswith(f"{module}.") for name in evidence.present(Topic.FROZEN)):
+    frozen = evidence.present(Topic.FROZEN)
+    if not any(name.startswith(f"{module}.") for name in frozen):
         return [module]
+    parameters = (name for name in evidence.present(Topic.SIZES) if name not in frozen)
+    found = [name for name in parameters if name.rpartition(".")[0] == module]
     depth = module.count(".") + 1
-    found = []
     for group in _gradients_in(evidence, module):
         own = group.what.module.split(".")
+        if group.what.module == module:
+            continue  # of these parameters
         below = depth + 1 + ("*" in own[depth + 1 : depth + 2])
         found.append(".".join(unfold(group.what.module, group.numbers).split(".")[:below]))
     return found or [module]

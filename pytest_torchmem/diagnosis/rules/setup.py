@@ -26,7 +26,7 @@ from pytest_torchmem.diagnosis.causes import (
 )
 from pytest_torchmem.diagnosis.difference import Row
 from pytest_torchmem.diagnosis.rules.layers import new_modules, set_otherwise
-from pytest_torchmem.diagnosis.rules.lifetimes import kept_by, left_at_end
+from pytest_torchmem.diagnosis.rules.lifetimes import left_at_end
 from pytest_torchmem.figures import RESERVED
 from pytest_torchmem.profile.facts import (
     AUTOCAST,
@@ -711,7 +711,7 @@ def no_longer_a_buffer(evidence: Evidence) -> Cause | None:
     return None
 
 
-@rule("twice", "the parameters of {module} are there {now}, and were {before}{kept}", sure=True)
+@rule("twice", "the parameters of {module} are there {now}, and were {before}", sure=True)
 def parameters_twice(evidence: Evidence) -> Cause | None:
     """A model is copied, or another one of its kind is made."""
     if left_at_end(evidence) is not None:
@@ -737,10 +737,7 @@ def parameters_twice(evidence: Evidence) -> Cause | None:
     if now % before == 0:
         now, before = now // before, 1
     module = min(roots) if len(roots) == 1 else first.module
-    kept = kept_by(evidence, rows)
-    if container := kept.partition(" in ")[2]:  # of one of its parameters
-        kept = f", kept by {container}"
-    return cause("twice", rows, module=module, now=times(now), before=times(before), kept=kept)
+    return cause("twice", rows, module=module, now=times(now), before=times(before))
 
 
 def _is_one_more_of(evidence: Evidence, row: Row) -> bool:

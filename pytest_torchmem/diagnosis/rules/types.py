@@ -15,13 +15,13 @@ from pytest_torchmem.diagnosis.causes import (
     Evidence,
     called,
     cause,
+    is_kept,
     rule,
     total,
     within,
 )
 from pytest_torchmem.diagnosis.difference import Row
 from pytest_torchmem.diagnosis.provenance import STANDING
-from pytest_torchmem.diagnosis.rules.lifetimes import is_kept, kept_by
 from pytest_torchmem.profile.facts import AUTOCAST, Topic
 from pytest_torchmem.profile.module_paths import fold, prefixes
 from pytest_torchmem.profile.timeline import Allocation, Kind, Origin, Phase, Role
@@ -261,7 +261,7 @@ def _of_conversion(evidence: Evidence) -> Cause | None:
 _COPIES = ("aten::_to_copy", "aten::clone", "aten::copy_", "aten::contiguous", "aten::repeat")
 
 
-@rule("copy", "{operator} {does} of {original}{kept}")
+@rule("copy", "{operator} {does} of {original}")
 def kept_twice(evidence: Evidence) -> Cause | None:
     """A tensor is kept beside its copy: logits in float32, an activation made contiguous."""
     for row in evidence.came(*MADE):
@@ -288,7 +288,7 @@ def kept_twice(evidence: Evidence) -> Cause | None:
             or (prod(one.what.shape) == size and (one.what.module, one.what.dtype) == place)
         ]
         values = {"original": called(evidence, copied), "does": _does(row, copied)}
-        values |= {"operator": source, "kept": kept_by(evidence, [row])}
+        values["operator"] = source
         # Its module made as large a tensor of this type, and makes it no more.
         tensor = fold(copied.origin.module)[0], row.what.dtype, copied.shape
         same = (one for one in evidence.known() if (one.module, *one[3:5]) == tensor)
