@@ -251,7 +251,12 @@ class Evidence:
         every = EveryNumber()
         for group in (*self.alive.groups, *self.known_groups):
             every.add(group.what.module, group.numbers)
-        return self.short(unfold(pattern, every.marked(pattern, numbers)))
+        return self.short(unfold(pattern, every.marked(pattern, numbers))) + self.was(pattern)
+
+    def was(self, pattern: str) -> str:
+        """Return in words what a module was called, "" for one of the same name."""
+        name = self.names.get(pattern, "").removesuffix(".*").rpartition(".")[2]
+        return f" ({name} in the snapshot)" if name and name not in pattern.split(".") else ""
 
     def known(self) -> Iterator[What]:
         """Yield what the snapshot has at any of its moments."""

@@ -98,7 +98,8 @@ def why(diagnosis: Diagnosis) -> str:
         cause, (operator, name) = diagnosis.causes[0], _function(diagnosis)
         said = operator if operator in cause.text else operator.removeprefix("aten::")
         said = rf"(?<![\w.:]){re.escape(said)}(?![\w.])"
-        return re.sub(said, lambda _: name, cause.text, count=1) if name else cause.text
+        named = re.sub(said, lambda _: name, cause.text, count=1)
+        return named if name and operator else cause.text
     row = diagnosis.leading_row
     if row is not None:
         return describe(row)

@@ -8,6 +8,7 @@ import functools
 import importlib
 import inspect
 import sys
+from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -180,6 +181,14 @@ def widened(wrong: bool) -> Step:
 @planted("checkpoint", "Decoder.blocks.* is no longer checkpointed", "Decoder.blocks.*")
 def no_checkpoints(wrong: bool) -> Step:
     return Decoder(recompute=() if wrong else (0, 1, 2, 3)), (ids(),), {}
+
+
+@planted("checkpoint", "Decoder.blocks.* is no longer checkpointed", "blocks.", "aten::", "")
+def no_checkpoints_within_autocast(wrong: bool, device: str) -> None:
+    model = Decoder(recompute=() if wrong else (0, 1, 2, 3)).to(device)
+    with torch.autocast(device, torch.bfloat16):
+        loss = cross_entropy(model(ids().to(device)))
+    loss.backward()
 
 
 @planted("tied", "head.weight is no longer tied to Decoder.embed", "Decoder.head", "aten::mm")
@@ -479,13 +488,7 @@ class Smoothed:
         self.shadow = {name: one.detach().clone() for name, one in model.named_parameters()}
 
 
-@planted(
-    "held between",
-    "keeps what it made of gradients: the variable flat of gradients_in",
-    "",
-    "cat",
-    "",
-)
+@planted("held between", "of gradients is alive: the variable flat of gradients", "", "cat", "")
 def gradients_in_one_tensor(wrong: bool, device: str) -> None:
     model = nn.Sequential(nn.Linear(256, 256), nn.Linear(256, 256)).to(device)
     model(torch.zeros(8, 256, device=device)).sum().backward()
@@ -900,9 +903,7 @@ class Rotary(nn.Module):
         return turned(x, table.to(x.dtype))
 
 
-@planted(
-    "attention", "dtype is float32, beginning with aten::ones", "Rotated", "aten::ones", "cuda"
-)
+@planted("attention", "is float32, beginning with aten::ones", "Rotated", "aten::ones", "cuda")
 def tables_in_float32(wrong: bool) -> Step:
     class Rotated(Parts):
         def forward(self, x: Tensor) -> Tensor:
@@ -1098,9 +1099,7 @@ def not_cast_back(wrong: bool) -> Step:
     return Layers(*norms).bfloat16(), (torch.zeros(256, WIDTH, dtype=torch.bfloat16),), {}
 
 
-@planted(
-    "type", "bfloat16 became float32, beginning with self.gain.float", "Gained", "self.gain.float"
-)
+@planted("type", "became float32, beginning with self.gain", "Gained", "self.gain.float")
 @torch.no_grad()
 def weight_of_another_type(wrong: bool, device: str) -> None:
     class Gained(Parts):
@@ -1124,7 +1123,7 @@ def joined_before_it_is_reduced(wrong: bool, device: str) -> None:
     torch.cat(made).argmax(-1)
 
 
-@planted("type", "uint8 became float32, beginning with", "", "float (aten::_to_copy)", "cuda")
+@planted("type", "kept by the list batches", "", "float (aten::_to_copy)", "cuda")
 def converted_earlier(wrong: bool, device: str) -> None:
     """Of batches that are kept, each is converted when it is made, rather than when it is used."""
 
@@ -1258,9 +1257,7 @@ def more_models(wrong: bool, device: str) -> None:
     torch.stack([model(x).square().mean() for model in models.to(device)]).sum().backward()
 
 
-@planted(
-    "layer", "stem is Conv2d(stride=(1, 1)), and was Conv2d(stride=(2, 2))", "Net.stem", "", ""
-)
+@planted("layer", "stem is Conv2d(stride=(1, 1)), and was Conv2d(stride=(2", "Net.stem", "", "")
 def stride_moved(wrong: bool) -> Step:
     """Of two layers that changed, the one that is given as much as before is to blame."""
 
@@ -1474,14 +1471,16 @@ def boxes_matched_with_a_graph(wrong: bool) -> Step:
     return Matched(layer=nn.Linear(8, 4)), (torch.zeros(256, 8), torch.zeros(64, 4)), {}
 
 
-@planted("reached anew", "4 calls of aten::relu, and came to 2: a detach is gone", "", "relu", "")
+@planted("reached anew", "to more of Layers, to 4 calls of aten::relu, and came to 3: ", "", "", "")
 def target_with_its_graph(wrong: bool, device: str) -> None:
     model = nn.Sequential(nn.Linear(32, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU())
+    target = Layers(nn.Linear(32, 256), nn.Tanh(), nn.Linear(256, 256), nn.ReLU()).to(device)
     model = model.to(device)
 
     def loss(now: Tensor, later: Tensor) -> Tensor:
-        wanted = 0.9 * model(later).amax(1)
-        return F.mse_loss(model(now).amax(1), wanted if wrong else wanted.detach())
+        wanted = 0.9 * target(later).amax(1)
+        error = F.mse_loss(model(now).amax(1), wanted if wrong else wanted.detach())
+        return error + target(now).mean()
 
     loss(*torch.zeros(2, 256, 32, device=device)).backward()
 
@@ -1547,6 +1546,18 @@ def a_part_is_trained(wrong: bool) -> Step:
     layers = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4))).requires_grad_(False)
     layers[1].requires_grad_(wrong)
     return Probe(layers=layers, head=nn.Linear(64, 2)), (torch.zeros(256, 64),), {}
+
+
+@planted("trained", "tower.position is trained, and was frozen", "Sequential.tower", "aten::", "")
+def position_is_trained(wrong: bool) -> Step:
+    class Tower(Parts):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x + self.position).sigmoid()
+
+    tower = Tower(layer=nn.Linear(64, 64), position=nn.Parameter(torch.zeros(64)))
+    tower.requires_grad_(False).position.requires_grad_(wrong)
+    model = nn.Sequential(OrderedDict(tower=tower, head=nn.Linear(64, 2)))
+    return model, (torch.zeros(256, 64),), {}
 
 
 @planted("operators", "F.one_hot (aten::", "", "F.one_hot (aten::", "")
@@ -2116,9 +2127,7 @@ def _validate(model: nn.Module, size: int) -> None:
         model(_batch(size)).sum()
 
 
-@planted(
-    "inputs", "the input of Sequential changed, float32[64, 64] → float32[2048, 64]", device=""
-)
+@planted("inputs", "input of Sequential changed, float32[64, 64] → float32[2048, 64]", device="")
 def validated_with_more(wrong: bool, device: str) -> None:
     """The batch of the validation: the same function makes that of the training."""
     with torch.device(device):

@@ -280,6 +280,10 @@ class _Filled:
         self.losses.append(loss)  # the list
         self.total = self.total + loss  # the sum
 
+    def flush(self) -> str:
+        losses, self.losses = self.losses, []
+        return HeldNames().of(losses[0])
+
 
 def test_what_keeps_tensors_is_told_with_the_line_that_fills_it() -> None:
     lines = Path(__file__).read_text(encoding="utf-8").splitlines()
@@ -290,6 +294,7 @@ def test_what_keeps_tensors_is_told_with_the_line_that_fills_it() -> None:
     outputs["last"] = torch.zeros(2)  # the variable
     names = HeldNames()
     kept = [names.of(one) for one in (keeper.losses[0], keeper.total, outputs["last"])]
+    kept, at = [*kept, keeper.flush()], [*at, at[0]]
     assert [one.rpartition("test_watch.py:")[2] for one in kept] == [f"{line})" for line in at]
 
 

@@ -291,9 +291,9 @@ def held_between(evidence: Evidence) -> Cause | None:
     kinds = evidence.ran.kinds_before(evidence.first(first), _MADE_OF)
     of = _MADE_OF.get(kinds.pop(), "") if len(kinds) == 1 else ""
     if holder := _holder(evidence, rows):
-        for_now = holder.startswith(": the variable ") or holder.endswith(" makes")
-        between = "" if for_now else " between two steps"
-        what = f"the program keeps what it made{of}{between}{holder}"
+        what = f"the program keeps what it made{of} between two steps{holder}"
+        if holder.startswith(": the variable ") or holder.endswith(" makes"):
+            what = f"what the program made{of} is alive{holder}"
     else:
         more = tensors(first.count_now - first.count_before, first.what)
         what = f"{first.what.source} makes {more}{of} after the backward"
@@ -417,7 +417,7 @@ def _no_more_often(evidence: Evidence, row: Row) -> bool:
     """Tell whether a row's operator is called as often, or less often where its output is kept."""
     counted = evidence.counted(row.what.source)
     if counted is None or not 0 < counted.now <= counted.before:
-        return False
+        return not row.what.source and is_kept(evidence, row)  # what ``torch.load`` makes
     return not counted.fell or is_kept(evidence, row)
 
 

@@ -249,7 +249,7 @@ def more_in_the_step(evidence: Evidence) -> Cause | None:
     return cause("step", rows, first, tensor=first.what.tensor, operators=operators, before=before)
 
 
-@rule("larger", "{operator} makes {now}{of}, and made {before}{given}", last=True)
+@rule("larger", "{operator} makes {now}{of}{before}{given}", last=True)
 def larger_outputs(evidence: Evidence) -> Cause | None:
     """What an operator makes has another shape, and what is computed of it follows."""
     resized = (row for row in evidence.came() if row.is_resized and row.before)
@@ -263,7 +263,8 @@ def larger_outputs(evidence: Evidence) -> Cause | None:
     assert first.before is not None
     if _is_preceded(evidence, evidence.order(first)) or first.what.role == _OF_STEP:
         return None
-    was = str(list(first.before.shape))
+    is_of_type = first.before.dtype == first.what.dtype
+    before = str(list(first.before.shape)) if is_of_type else first.before.tensor
     given = _new_of_inputs(evidence, first)
     indices = {evidence.first(row) for row in rows}
 
@@ -279,7 +280,7 @@ def larger_outputs(evidence: Evidence) -> Cause | None:
         given.origin if given is not None else None,
         operator=first.what.source,
         now=first.what.tensor,
-        before=was if first.before.dtype == first.what.dtype else first.before.tensor,
+        before=f", and made {before}",
         given=_given(evidence, given, first) if given is not None else "",
         of=_of_standing(evidence, first.what, evidence.first(first)),
     )
@@ -350,7 +351,7 @@ def _larger_before(evidence: Evidence) -> Cause | None:
             continue
         rows = [row for row in evidence.came() if row.what.line == what.line]
         most = "" if equal[was] else " at most"  # of no size in common: it may be another tensor
-        before = f"{list(was.shape)}{most}"
+        before = f", and made {list(was.shape)}{most}"
         values = {"operator": what.source, "now": what.tensor, "before": before}
         of = _of_standing(evidence, what, group.first)
         made = Origin(Phase.FORWARD, what.module, what.source, what.line)
@@ -365,7 +366,7 @@ def _larger_than_any(evidence: Evidence) -> Cause | None:
         return None
     first = shown_by(rows)
     of = _of_standing(evidence, first.what, evidence.first(first))
-    most = f"{format_size(evidence.made_at_most(first))} at most"
+    most = f"; the most before was {format_size(evidence.made_at_most(first))}"
     words = {"operator": first.what.source, "now": first.what.tensor, "before": most}
     return cause("larger", rows, first, of=of, given="", **words)
 

@@ -1,6 +1,7 @@
 """Causes in what autograd records, and in how far a backward goes."""
 
 from collections.abc import Collection, Iterable, Mapping
+from itertools import chain
 
 from pytest_torchmem.diagnosis.causes import (
     CONVERTS,
@@ -137,8 +138,7 @@ def no_longer_frozen(evidence: Evidence) -> Cause | None:
     around = common_parent(parts) if names[2:] else ""
     frozen = evidence.present(Topic.FROZEN)
     if around and not any(within(around, one) for one in frozen):
-        was = f" ({evidence.names[around]} in the snapshot)" if around in evidence.names else ""
-        words, are, were = f"all of {around}{was}", "is", "parts of it were"
+        words, are, were = f"all of {around}{evidence.was(around)}", "is", "parts of it were"
     found = cause("trained", dict.fromkeys(rows), modules=f"{words} {are}", were=were)
     if found is None or lost[1:] or within(lost[0].name, shown_by(found.rows).what.module):
         return found
@@ -275,10 +275,18 @@ def backward_comes_to_more(evidence: Evidence) -> Cause | None:
     first = shown_by(made)
     counted = more[first.what.source]
     calls = "1 call" if counted.now == 1 else f"{counted.now} calls"
+    operators = f"{calls} of {first.what.source}, and came to {counted.before or 'none'}"
+    places = [{one.module.partition(".")[0] for one in evidence.ran.places(name)} for name in more]
+    places = [one - {""} for one in places if one != {""}]
+    roots, lines, origin = set[str]().union(*places).intersection(*places), "", None
+    if len(roots) == 1 < len({*chain(*places)}):  # the one that calls all of them
+        lines, origin = _called_at(evidence, module := roots.pop())
+        operators = f"more of {module}, to {operators}"
     return cause(
         "reached anew",
         rows,
         first,
-        operators=f"{calls} of {first.what.source}, and came to {counted.before or 'none'}",
+        origin,
+        operators=operators + lines,
         why="" if new_gradient(evidence) else ": a detach is gone",
     )

@@ -425,10 +425,15 @@ def another_loss(evidence: Evidence) -> Cause | None:
     places = [origin for name in rising for origin in evidence.ran.places(name) if origin.line]
     rows = [row for row in evidence.came() if row.what.line in {one.line for one in places}]
     known = {*evidence.moved_lines().values()}
-    new = (one for one in places if one.operator == rising[0] and one.line not in known)
+    new = [one for one in places if one.operator == rising[0] and one.line not in known]
+    whole = {one.line for one in evidence.ran.called_as("cross_entropy")}
+    if rising == [_PART_OF_LOSS] and any(not one.module and one.line not in whole for one in new):
+        return None  # by itself it is no loss
     one = counts[rising[0]]
     now, before = times(one.now), times(one.before)
-    return cause("loss", rows, None, next(new, None), operator=rising[0], now=now, before=before)
+    return cause(
+        "loss", rows, None, next(iter(new), None), operator=rising[0], now=now, before=before
+    )
 
 
 def _is_loss(operator: str) -> bool:
