@@ -60,7 +60,7 @@ class TraceContext:
         """Returns a device as the trace writes it; raises for a GPU that is not there."""
         self.placing_on = interceptor.placing_on
         self.note_fused = parts.attribution.note_fused
-        self.note_emptied = lambda: parts.attribution.facts.emptied()
+        self.note_emptied: Callable[[], None] = lambda: parts.attribution.facts.emptied()
         self.mapped = parts.conversion.mapped
         self.handed = parts.conversion.handed
         self.streams = parts.streams

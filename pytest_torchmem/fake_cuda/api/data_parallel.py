@@ -6,7 +6,7 @@ one tensor. A collective of ``torch.distributed`` is an operator and never gets 
 (``interception/world.py``), so that torch's fake process group can stand for NCCL's.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from importlib import import_module
 from typing import Any
@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import parallel
 from torch.nn.parallel import comm, scatter_gather
 
+from pytest_torchmem.fake_cuda.api.session import SESSION, FakeGpu, Functions
 from pytest_torchmem.interception.context import LASTING, Layer, TraceContext
 from pytest_torchmem.targets.target import as_device
 from pytest_torchmem.torch_private.distributed import nccl_groups
@@ -63,80 +64,84 @@ def data_parallel(trace: TraceContext) -> Replacements:
     ]
 
 
-def communication(trace: TraceContext) -> dict[str, Callable[..., Any]]:
-    """Return the functions of ``torch.nn.parallel.comm``."""
+def _device(named: Any) -> torch.device:
+    return SESSION.running.device(as_device(named))
 
-    def device(named: Any) -> torch.device:
-        return trace.device(as_device(named))
 
-    def moved(tensor: Tensor, onto: Any, out: Tensor | None = None) -> Tensor:
-        return tensor.to(device(onto)) if out is None else out.copy_(tensor)
+def _broadcast_to(
+    gpu: FakeGpu, tensor: Tensor, devices: Any = None, *, out: Sequence[Tensor] | None = None
+) -> tuple[Tensor, ...]:
+    if out is not None:
+        return tuple(one.copy_(tensor) for one in out)
+    return tuple(tensor.to(_device(onto)) for onto in devices)
 
-    def broadcast(
-        tensor: Tensor, devices: Any = None, *, out: Sequence[Tensor] | None = None
-    ) -> tuple[Tensor, ...]:
-        if out is not None:
-            return tuple(one.copy_(tensor) for one in out)
-        return tuple(moved(tensor, onto) for onto in devices)
 
-    def broadcast_coalesced(
-        tensors: Sequence[Tensor], devices: Any, buffer_size: int = _BUFFER
-    ) -> list[list[Tensor]]:
-        first, *others = map(device, devices)
-        found = [[tensor.to(first) for tensor in tensors], *[[] for _ in others]]
-        for chunk in _chunks(tensors, buffer_size) if others else ():
-            flat = torch.cat([tensor.reshape(-1) for tensor in chunk])
-            for outputs, onto in zip(found[1:], others, strict=True):
-                parts = flat.to(onto).split([tensor.numel() for tensor in chunk])
-                outputs += [
-                    part.view(tensor.shape) for part, tensor in zip(parts, chunk, strict=True)
-                ]
-        return found
+def _broadcast_coalesced(
+    gpu: FakeGpu, tensors: Sequence[Tensor], devices: Any, buffer_size: int = _BUFFER
+) -> list[list[Tensor]]:
+    first, *others = map(_device, devices)
+    found = [[tensor.to(first) for tensor in tensors], *[[] for _ in others]]
+    for chunk in _chunks(tensors, buffer_size) if others else ():
+        flat = torch.cat([tensor.reshape(-1) for tensor in chunk])
+        for outputs, onto in zip(found[1:], others, strict=True):
+            parts = flat.to(onto).split([tensor.numel() for tensor in chunk])
+            outputs += [part.view(tensor.shape) for part, tensor in zip(parts, chunk, strict=True)]
+    return found
 
-    def scatter(
-        tensor: Tensor,
-        devices: Any = None,
-        chunk_sizes: Any = None,
-        dim: int = 0,
-        streams: Any = None,
-        *,
-        out: Sequence[Tensor] | None = None,
-    ) -> tuple[Tensor, ...]:
-        number = len(devices if out is None else out)
-        if out is not None:
-            chunk_sizes = [one.size(dim) for one in out]
-        parts = tensor.chunk(number, dim) if chunk_sizes is None else tensor.split(chunk_sizes, dim)
-        if out is not None:
-            return tuple(one.copy_(part) for one, part in zip(out, parts, strict=True))
-        return tuple(moved(part, onto) for part, onto in zip(parts, devices, strict=False))
 
-    def gather(
-        tensors: Sequence[Tensor],
-        dim: int = 0,
-        destination: Any = None,
-        *,
-        out: Tensor | None = None,
-    ) -> Tensor:
-        named = "cuda" if destination is None else destination
-        onto = _CPU if named in (-1, "cpu", _CPU) else device(named)
-        return _joined(tensors, dim, onto, out)
+def _scatter(
+    gpu: FakeGpu,
+    tensor: Tensor,
+    devices: Any = None,
+    chunk_sizes: Any = None,
+    dim: int = 0,
+    streams: Any = None,
+    *,
+    out: Sequence[Tensor] | None = None,
+) -> tuple[Tensor, ...]:
+    number = len(devices if out is None else out)
+    if out is not None:
+        chunk_sizes = [one.size(dim) for one in out]
+    parts = tensor.chunk(number, dim) if chunk_sizes is None else tensor.split(chunk_sizes, dim)
+    if out is not None:
+        return tuple(one.copy_(part) for one, part in zip(out, parts, strict=True))
+    return tuple(part.to(_device(onto)) for part, onto in zip(parts, devices, strict=False))
 
-    def add(inputs: Any, destination: Any = None) -> Any:
-        return inputs[0] if len(inputs) == 1 else _REDUCE_ADD(inputs, destination)
 
-    def add_coalesced(inputs: Any, destination: Any = None, buffer_size: int = _BUFFER) -> Any:
-        if len(inputs) == 1:
-            return tuple(inputs[0])
-        return _REDUCE_COALESCED(inputs, destination, buffer_size)
+def _gather(
+    gpu: FakeGpu,
+    tensors: Sequence[Tensor],
+    dim: int = 0,
+    destination: Any = None,
+    *,
+    out: Tensor | None = None,
+) -> Tensor:
+    named = "cuda" if destination is None else destination
+    onto = _CPU if named in (-1, "cpu", _CPU) else _device(named)
+    return _joined(tensors, dim, onto, out)
 
-    return {
-        "broadcast": broadcast,
-        "broadcast_coalesced": broadcast_coalesced,
-        "gather": gather,
-        "reduce_add": add,
-        "reduce_add_coalesced": add_coalesced,
-        "scatter": scatter,
-    }
+
+def _add(gpu: FakeGpu, inputs: Any, destination: Any = None) -> Any:
+    return inputs[0] if len(inputs) == 1 else _REDUCE_ADD(inputs, destination)
+
+
+def _add_coalesced(
+    gpu: FakeGpu, inputs: Any, destination: Any = None, buffer_size: int = _BUFFER
+) -> Any:
+    if len(inputs) == 1:
+        return tuple(inputs[0])
+    return _REDUCE_COALESCED(inputs, destination, buffer_size)
+
+
+COMMUNICATION: Functions = {
+    "broadcast": _broadcast_to,
+    "broadcast_coalesced": _broadcast_coalesced,
+    "gather": _gather,
+    "reduce_add": _add,
+    "reduce_add_coalesced": _add_coalesced,
+    "scatter": _scatter,
+}
+"""The functions of ``torch.nn.parallel.comm``."""
 
 
 def _joined(tensors: Sequence[Tensor], dim: int, onto: torch.device, out: Tensor | None) -> Tensor:
@@ -180,45 +185,49 @@ def _functions(trace: TraceContext) -> Layer[None]:
     return Layer(replacements, None, looked_at=looked_at)
 
 
-def _is_available(tensors: Sequence[Tensor]) -> bool:
+def _is_available(gpu: FakeGpu, tensors: Sequence[Tensor]) -> bool:
     """As torch/cuda/nccl.py, ``is_available``: one dense tensor on each of some GPUs."""
     dense = all(one.is_cuda and not one.is_sparse and one.is_contiguous() for one in tensors)
     return dense and len({one.get_device() for one in tensors}) == len(tensors)
 
 
-def _all_reduce(inputs: Any, outputs: Any = None, *_: Any, **__: Any) -> None:
+def _all_reduce(gpu: FakeGpu, inputs: Any, outputs: Any = None, *_: Any, **__: Any) -> None:
     for output, given in zip(inputs if outputs is None else outputs, inputs, strict=True):
         output.copy_(given)
 
 
-def _reduce(inputs: Any, output: Any = None, root: int = 0, *_: Any, outputs: Any = None) -> None:
+def _reduce(
+    gpu: FakeGpu, inputs: Any, output: Any = None, root: int = 0, *_: Any, outputs: Any = None
+) -> None:
     found = output if outputs is None else outputs
     if not isinstance(found, Tensor | None):
         found = found[root]
     (inputs[root] if found is None else found).copy_(inputs[root])
 
 
-def _broadcast(inputs: Sequence[Tensor], root: int = 0, *_: Any, **__: Any) -> None:
+def _broadcast(gpu: FakeGpu, inputs: Sequence[Tensor], root: int = 0, *_: Any, **__: Any) -> None:
     for tensor in inputs:
         if tensor is not inputs[root]:
             tensor.copy_(inputs[root])
 
 
-def _all_gather(inputs: Sequence[Tensor], outputs: Sequence[Tensor], *_: Any, **__: Any) -> None:
+def _all_gather(
+    gpu: FakeGpu, inputs: Sequence[Tensor], outputs: Sequence[Tensor], *_: Any, **__: Any
+) -> None:
     for output in outputs:
         for part, given in zip(output.view(-1).chunk(len(inputs)), inputs, strict=True):
             part.copy_(given.view(-1))
 
 
 def _reduce_scatter(
-    inputs: Sequence[Tensor], outputs: Sequence[Tensor], *_: Any, **__: Any
+    gpu: FakeGpu, inputs: Sequence[Tensor], outputs: Sequence[Tensor], *_: Any, **__: Any
 ) -> None:
     for position, (output, given) in enumerate(zip(outputs, inputs, strict=True)):
         output.view(-1).copy_(given.view(-1).chunk(len(outputs))[position])
 
 
-NCCL: dict[str, Callable[..., Any]] = {
-    "version": lambda: NCCL_VERSION,
+NCCL: Functions = {
+    "version": lambda gpu: NCCL_VERSION,
     "is_available": _is_available,
     "all_reduce": torch.no_grad()(_all_reduce),
     "reduce": torch.no_grad()(_reduce),

@@ -1,8 +1,8 @@
 """The trace that ``torch.cuda`` belongs to, and functions and classes that ask it; the device
 functions of ``torch.cuda`` and ``torch.accelerator``.
 
-These are made once for a process, and a trace lends them what they call: there are more than a
-hundred, and to make them anew would be the most of what a small model's trace takes.
+These are made once for a process, and a trace lends them the GPU that they are about: there are
+more than a hundred, and to make them anew would be the most of what a small model's trace takes.
 
 Questions whether there is a GPU are noted: what a fixture makes depends on the answer. C++ asks its
 build which accelerator numbers of devices belong to (``at::getAccelerator``), and one for the CPU
@@ -11,14 +11,14 @@ has none.
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from inspect import signature
 from numbers import Integral
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.accelerator
@@ -26,22 +26,38 @@ import torch.accelerator
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.fake_cuda.memory import DeviceMemory, DeviceProperties
 from pytest_torchmem.interception.context import LASTING, Layer, TraceContext
+from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.target import as_device, index_of
 from pytest_torchmem.torch_private import patches
 from pytest_torchmem.torch_private.function_holders import is_of_program
 from pytest_torchmem.torch_private.modes import made_by, make
 from pytest_torchmem.torch_private.patches import ABSENT, LookedAt, Replacements, replaced_all
 
-Functions = Mapping[str, Callable[..., Any]]
-"""Functions by their names in a module."""
+Functions = dict[str, Callable[..., Any]]
+"""Functions by their names in a module. They are called with a ``FakeGpu`` first: the one that the
+program names, or the current one."""
 
 
-@dataclass(frozen=True)
-class Api:
+class Api(NamedTuple):
     """What modules of torch have in a trace; what this version of torch lacks is passed over."""
 
     functions: tuple[tuple[Any, Functions], ...]
     classes: tuple[tuple[ModuleType, str, type], ...]
+
+
+@dataclass(eq=False, repr=False)
+class FakeGpu:
+    """A GPU of the trace that is running."""
+
+    index: int
+    memory: DeviceMemory
+    generator: torch.Generator
+    """The default one."""
+    sync_debug_mode: int = 0
+
+    @property
+    def model(self) -> Gpu:
+        return self.memory.gpu
 
 
 class Session:
@@ -49,10 +65,7 @@ class Session:
 
     def __init__(self) -> None:
         self.trace: TraceContext | None = None
-        self.functions: Callable[[], Sequence[Mapping[str, Functions]]] = tuple
-        """By the index of the GPU that they are about, and by module; made when first called."""
-        self.memories: Sequence[DeviceMemory] = ()
-        """Those of the GPUs, by index."""
+        self.gpus: Sequence[FakeGpu] = ()
 
     def off(self) -> bool:
         """Return whether torch's own function or class is meant."""
@@ -74,32 +87,21 @@ SESSION = Session()
 
 
 @contextmanager
-def session(
-    trace: TraceContext, make_apis: Callable[[], Sequence[Api]], memories: Sequence[DeviceMemory]
-) -> Iterator[None]:
-    """Let modules of torch have functions and classes; ``make_apis()`` has those about each GPU."""
-
-    @cache
-    def functions() -> Sequence[Mapping[str, Functions]]:
-        return [
-            {module.__name__: functions for module, functions in api.functions}
-            for api in make_apis()
-        ]
-
+def session(trace: TraceContext, api: Api, gpus: Sequence[FakeGpu]) -> Iterator[None]:
+    """Let modules of torch have functions and classes."""
     with (
-        patches.having(SESSION, trace=trace, functions=functions, memories=memories),
-        LASTING.layer("torch.cuda", partial(_functions, make_apis)),
+        patches.having(SESSION, trace=trace, gpus=gpus),
+        LASTING.layer("torch.cuda", partial(_functions, api)),
     ):
         yield
 
 
-def _functions(make_apis: Callable[[], Sequence[Api]], _: TraceContext) -> Layer[None]:
-    api = make_apis()[0]
+def _functions(api: Api, _: TraceContext) -> Layer[None]:
     replacements: list[tuple[Any, dict[str, Any]]] = []
     looked_at: list[LookedAt] = []
     for module, functions in api.functions:
         present = {
-            name: _function(getattr(module, name), module.__name__, name)
+            name: _function(getattr(module, name), functions[name], name)
             for name in _present(module, tuple(functions))
         }
         replacements.append((module, present))
@@ -118,7 +120,7 @@ def _present(module: Any, names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 @cache
-def _function(original: Any, module: str, name: str) -> Callable[..., Any]:
+def _function(original: Any, in_trace: Callable[..., Any], name: str) -> Callable[..., Any]:
     place, keyword = _device_argument(original)
 
     def function(*args: Any, **kwargs: Any) -> Any:
@@ -128,7 +130,7 @@ def _function(original: Any, module: str, name: str) -> Callable[..., Any]:
         if place is not None:
             named = args[place] if len(args) > place else kwargs.get(keyword)
         with SESSION.running.turn():
-            return SESSION.functions()[SESSION.index_of(named)][module][name](*args, **kwargs)
+            return in_trace(SESSION.gpus[SESSION.index_of(named)], *args, **kwargs)
 
     function.__name__ = name
     function.__doc__ = original.__doc__
@@ -214,91 +216,87 @@ def lazy_init(trace: TraceContext) -> Replacements:
     return [patches.lazy_init.unless(trace.off, lazy_init)]
 
 
-def device_functions(
-    trace: TraceContext, memory: DeviceMemory, index: int
-) -> dict[str, Callable[..., Any]]:
-    """Return the functions of ``torch.cuda`` about one of the GPUs itself, by name, with
-    ``cudart`` and the check of its results. Where a program names none it is the current one.
-    """
-    gpu = memory.gpu
-    runtime = SimpleNamespace(
+def _runtime(gpu: FakeGpu) -> Any:
+    return SimpleNamespace(
         cudaError=SimpleNamespace(success=_CUDA_SUCCESS),
         cudaGetErrorString=lambda error: "no error",
         cudaHostRegister=lambda address, size, flags: _CUDA_SUCCESS,
         cudaHostUnregister=lambda address: _CUDA_SUCCESS,
-        cudaMemGetInfo=lambda device=0: memory.free_and_total(),
+        cudaMemGetInfo=lambda device=0: gpu.memory.free_and_total(),
         cudaProfilerStart=lambda: _CUDA_SUCCESS,
         cudaProfilerStop=lambda: _CUDA_SUCCESS,
     )
-    return {
-        "cudart": lambda: runtime,
-        "check_error": lambda res: None,
-        "is_available": lambda: True,
-        "is_initialized": lambda: True,
-        "init": lambda: None,
-        "device_count": lambda: trace.target.gpus,
-        "current_device": lambda: index,
-        "set_device": lambda device: nothing(trace.select(index)),
-        "synchronize": lambda device=None: None,
-        "get_device_name": lambda device=None: gpu.product,
-        "get_device_capability": lambda device=None: gpu.capability,
-        "get_device_properties": lambda device=None: DeviceProperties(gpu),
-        "get_arch_list": lambda: [f"sm_{gpu.capability[0]}{gpu.capability[1]}"],
-        "can_device_access_peer": lambda device, peer: trace.device(as_device(peer)).index != index,
-        "is_bf16_supported": lambda including_emulation=True: (
-            including_emulation or gpu.capability >= (8, 0)
-        ),
-        "is_tf32_supported": lambda: gpu.capability >= (8, 0),
-        "current_blas_handle": lambda: 0,
-        "current_solver_handle": lambda: 0,
-        "ipc_collect": lambda: None,
-        **dict.fromkeys(_DRIVER_FIGURES, lambda device=None: 0),
-        "_exchange_device": lambda device: trace.select(index),
-        "_maybe_exchange_device": lambda device: trace.select(index),
-        "_sleep": lambda cycles: None,
-        **_sync_debug_mode(),
-    }
-
-
-def accelerator_functions(
-    trace: TraceContext, index: int, memory: Mapping[str, Callable[..., Any]]
-) -> dict[str, Callable[..., Any]]:
-    """Return those of ``torch.accelerator``, whose memory functions are ``torch.cuda``'s."""
-    return {
-        **{name: memory[name] for name in memory if not name.startswith("_")},
-        "get_memory_info": memory["mem_get_info"],
-        "is_available": lambda: True,
-        "device_count": lambda: trace.target.gpus,
-        "current_accelerator": lambda check_available=False: torch.device("cuda"),
-        "current_device_index": lambda: index,
-        "current_device_idx": lambda: index,
-        "set_device_index": lambda device: nothing(trace.select(index)),
-        "set_device_idx": lambda device: nothing(trace.select(index)),
-        "get_device_capability": lambda device=None: {"supported_dtypes": set(_DTYPES)},
-        "synchronize": lambda device=None: None,
-        "empty_host_cache": lambda: None,
-        "device_index": lambda device: patches.having(trace.target.selected, index=index),
-    }
 
 
 def nothing(*_: object) -> None:
     """Return nothing, whatever was done."""
 
 
-def _sync_debug_mode() -> dict[str, Callable[..., Any]]:
+_SYNC_DEBUG_MODES = {"default": 0, "warn": 1, "error": 2}
+
+
+def _set_sync_debug_mode(gpu: FakeGpu, debug_mode: Any) -> None:
     """``torch.cuda.set_sync_debug_mode``, without effect: nothing synchronizes."""
-    modes = {"default": 0, "warn": 1, "error": 2}
-    mode = 0
+    if debug_mode not in (*_SYNC_DEBUG_MODES, *_SYNC_DEBUG_MODES.values()):
+        raise RuntimeError(
+            "invalid value of debug_mode, expected one of `default`, `warn`, `error`"
+        )
+    gpu.sync_debug_mode = _SYNC_DEBUG_MODES.get(debug_mode, debug_mode)
 
-    def set_mode(debug_mode: int | str) -> None:
-        nonlocal mode
-        if debug_mode not in (*modes, *modes.values()):
-            raise RuntimeError(
-                "invalid value of debug_mode, expected one of `default`, `warn`, `error`"
-            )
-        mode = modes[debug_mode] if isinstance(debug_mode, str) else int(debug_mode)
 
-    return {"set_sync_debug_mode": set_mode, "get_sync_debug_mode": lambda: mode}
+def _select(gpu: FakeGpu, device: Any) -> int:
+    return SESSION.running.select(gpu.index)
+
+
+DEVICE: Functions = {
+    "cudart": _runtime,
+    "check_error": lambda gpu, res: None,
+    "is_available": lambda gpu: True,
+    "is_initialized": lambda gpu: True,
+    "init": lambda gpu: None,
+    "device_count": lambda gpu: SESSION.running.target.gpus,
+    "current_device": lambda gpu: gpu.index,
+    "set_device": lambda gpu, device: nothing(_select(gpu, device)),
+    "synchronize": lambda gpu, device=None: None,
+    "get_device_name": lambda gpu, device=None: gpu.model.product,
+    "get_device_capability": lambda gpu, device=None: gpu.model.capability,
+    "get_device_properties": lambda gpu, device=None: DeviceProperties(gpu.model),
+    "get_arch_list": lambda gpu: ["sm_{}{}".format(*gpu.model.capability)],
+    "can_device_access_peer": lambda gpu, device, peer: (
+        SESSION.running.device(as_device(peer)).index != gpu.index
+    ),
+    "is_bf16_supported": lambda gpu, including_emulation=True: (
+        including_emulation or gpu.model.capability >= (8, 0)
+    ),
+    "is_tf32_supported": lambda gpu: gpu.model.capability >= (8, 0),
+    "current_blas_handle": lambda gpu: 0,
+    "current_solver_handle": lambda gpu: 0,
+    "ipc_collect": lambda gpu: None,
+    **dict.fromkeys(_DRIVER_FIGURES, lambda gpu, device=None: 0),
+    "_exchange_device": _select,
+    "_maybe_exchange_device": _select,
+    "_sleep": lambda gpu, cycles: None,
+    "set_sync_debug_mode": _set_sync_debug_mode,
+    "get_sync_debug_mode": lambda gpu: gpu.sync_debug_mode,
+}
+"""The functions of ``torch.cuda`` about a GPU itself, with ``cudart`` and the check of its results.
+"""
+
+ACCELERATOR: Functions = {
+    "is_available": lambda gpu: True,
+    "device_count": lambda gpu: SESSION.running.target.gpus,
+    "current_accelerator": lambda gpu, check_available=False: torch.device("cuda"),
+    **dict.fromkeys(("current_device_index", "current_device_idx"), lambda gpu: gpu.index),
+    **dict.fromkeys(("set_device_index", "set_device_idx"), DEVICE["set_device"]),
+    "get_device_capability": lambda gpu, device=None: {"supported_dtypes": set(_DTYPES)},
+    "synchronize": lambda gpu, device=None: None,
+    "empty_host_cache": lambda gpu: None,
+    "device_index": lambda gpu, device: patches.having(
+        SESSION.running.target.selected, index=gpu.index
+    ),
+}
+"""Those of ``torch.accelerator``, but for streams and memory, which it shares with ``torch.cuda``.
+"""
 
 
 _CUDA = torch.device("cuda")

@@ -7,7 +7,7 @@ again on the values that are there.
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from threading import get_ident
 from typing import Any, NoReturn
@@ -18,7 +18,7 @@ import torch
 from pytest_torchmem.allocator.caching import segments
 from pytest_torchmem.allocator.device_memory import PoolId
 from pytest_torchmem.errors import UsageError
-from pytest_torchmem.fake_cuda.api.session import SESSION
+from pytest_torchmem.fake_cuda.api.session import SESSION, FakeGpu, Functions
 from pytest_torchmem.fake_cuda.memory import DeviceMemory
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.interception.values.computed import GraphRecording
@@ -181,20 +181,18 @@ def _set_current(stream: Stream | None) -> None:
             SESSION.trace.streams[stream.device_index].choose(stream.stream_id)
 
 
-def stream_functions(index: int) -> dict[str, Callable[..., Any]]:
-    """Return the functions of ``torch.cuda`` and ``torch.accelerator`` about a GPU's streams, and
-    whether the current one is captured.
-    """
-    return {
-        "stream": StreamContext,
-        "set_stream": _set_current,
-        "current_stream": lambda device=None: _current(index),
-        "default_stream": lambda device=None: Stream(index, stream_id=0),
-        "get_stream_from_external": lambda data_ptr, device=None: ExternalStream(data_ptr, index),
-        "is_current_stream_capturing": lambda: (
-            capture_of(index, SESSION.running.streams[index].current) is not None
-        ),
-    }
+STREAMS: Functions = {
+    "stream": lambda gpu, stream: StreamContext(stream),
+    "set_stream": lambda gpu, stream: _set_current(stream),
+    "current_stream": lambda gpu, device=None: _current(gpu.index),
+    "default_stream": lambda gpu, device=None: Stream(gpu.index, stream_id=0),
+    "get_stream_from_external": lambda gpu, data_ptr, device=None: ExternalStream(
+        data_ptr, gpu.index
+    ),
+    "is_current_stream_capturing": lambda gpu: _current(gpu.index).is_capturing(),
+}
+"""The functions of ``torch.cuda`` and ``torch.accelerator`` about a GPU's streams, and whether the
+current one is captured."""
 
 
 _NUMBERS = itertools.count(1)
@@ -219,7 +217,7 @@ class MemPool:
             )
         self.id = pool_handle()
         self._index = SESSION.running.target.selected.index
-        self._memory: DeviceMemory = SESSION.memories[self._index]
+        self._memory = SESSION.gpus[self._index].memory
         self._memory.follow().private.retain(self.id)
         finalize(self, _release, self._memory, self.id).atexit = False
 
@@ -242,20 +240,19 @@ def _release(memory: DeviceMemory, pool: PoolId) -> None:
     memory.empty_cache(pool)
 
 
-def pool_functions(memories: Sequence[DeviceMemory]) -> dict[str, Callable[..., Any]]:
+@contextmanager
+def _use_mem_pool(gpu: FakeGpu, pool: MemPool, device: Any = None) -> Iterator[None]:
+    """Let a pool serve this thread's requests (torch/cuda/memory.py, ``use_mem_pool``)."""
+    memory, thread = gpu.memory, get_ident()
+    end = memory.serve(pool.id, lambda _: get_ident() == thread, graph=False)
+    try:
+        yield
+    finally:
+        end()
+        memory.follow().private.release(pool.id)
 
-    @contextmanager
-    def use_mem_pool(pool: MemPool, device: Any = None) -> Iterator[None]:
-        # torch/cuda/memory.py, use_mem_pool
-        memory, thread = memories[SESSION.index_of(device)], get_ident()
-        end = memory.serve(pool.id, lambda _: get_ident() == thread, graph=False)
-        try:
-            yield
-        finally:
-            end()
-            memory.follow().private.release(pool.id)
 
-    return {"use_mem_pool": use_mem_pool, "graph_pool_handle": pool_handle}
+POOLS: Functions = {"use_mem_pool": _use_mem_pool, "graph_pool_handle": lambda gpu: pool_handle()}
 
 
 class CUDAGraph:
@@ -365,7 +362,7 @@ class GraphCapture:
     def __init__(self, trace: TraceContext, index: int, stream: int, pool: PoolId) -> None:
         self.trace = trace
         self.pool, self.stream = pool, stream
-        self.memory = SESSION.memories[index]
+        self.memory = SESSION.gpus[index].memory
         self.recording = trace.values.begin_capture(index, stream)
         streams = self.recording.streams
         self._end_serving = self.memory.serve(pool, streams.__contains__, graph=True)

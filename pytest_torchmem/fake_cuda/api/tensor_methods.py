@@ -297,7 +297,7 @@ class DeviceMethods(Functions):
         """Let the allocator wait for ``stream`` before it gives the tensor's block again."""
         record = self._trace.record(tensor)
         if record is not None and record.ledger.device.type == "cuda":
-            memory = SESSION.memories[record.ledger.device.index]
+            memory = SESSION.gpus[record.ledger.device.index].memory
             memory.record_stream(record.index, stream.stream_id)
 
     @instead_of(Tensor, "numpy", "__array__")

@@ -32,7 +32,7 @@ from pytest_torchmem.allocator.caching import segments
 from pytest_torchmem.allocator.device_memory import PoolId, parse_options
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.fake_cuda.api import data_parallel, factories, session, streams, tensor_methods
-from pytest_torchmem.fake_cuda.api.generators import Generator, random_functions
+from pytest_torchmem.fake_cuda.api.generators import RANDOM, Generator
 from pytest_torchmem.fake_cuda.api.operators import DispatchModes, operators
 from pytest_torchmem.fake_cuda.libraries import raw_kernels
 from pytest_torchmem.fake_cuda.memory import DeviceMemory
@@ -52,14 +52,8 @@ CUDNN_VERSION = 91900
 CUDA_VERSION = torch.version.cuda or "13.0"
 """What torch 2.13's CUDA wheels on PyPI are built with; a build with CUDA has its own."""
 
-BUILT: dict[str, Callable[..., Any]] = {
-    "is_built": lambda: True,
-    "is_flash_attention_available": lambda: True,
-}
-"""What every build with CUDA has."""
 
-
-def _is_acceptable(tensor: torch.Tensor) -> bool:
+def _is_acceptable(gpu: session.FakeGpu, tensor: torch.Tensor) -> bool:
     return (
         torch.backends.cudnn.enabled
         and tensor.device.type == "cuda"
@@ -67,14 +61,14 @@ def _is_acceptable(tensor: torch.Tensor) -> bool:
     )
 
 
-CUDNN: dict[str, Callable[..., Any]] = {
-    "is_available": lambda: True,
-    "version": lambda: CUDNN_VERSION,
+CUDNN: session.Functions = {
+    "is_available": lambda gpu: True,
+    "version": lambda gpu: CUDNN_VERSION,
     "is_acceptable": _is_acceptable,
 }
 
 #: ``cudnnRNNMode_t``, which a build without cuDNN does not have.
-CUDNN_RNN = {"get_cudnn_mode": {"RNN_RELU": 0, "RNN_TANH": 1, "LSTM": 2, "GRU": 3}.__getitem__}
+_RNN_MODES = {"RNN_RELU": 0, "RNN_TANH": 1, "LSTM": 2, "GRU": 3}
 
 
 def _set_size(variable: str) -> NoReturn:
@@ -129,51 +123,6 @@ def _triple(stream: Any) -> tuple[int, int, int]:
     return stream.stream_id, stream.device_index, stream.device_type
 
 
-_CUDA = (torch.cuda, torch.cuda.graphs, torch.cuda.memory, torch.cuda.random, torch.cuda.streams)
-_ACCELERATOR = (torch.accelerator, torch.accelerator.memory)
-
-
-def _about(
-    trace: TraceContext, index: int, memories: Sequence[DeviceMemory], defaults: Sequence[Generator]
-) -> session.Api:
-    """Return what the modules have about a GPU, with its memory and its default generator."""
-    memory = memories[index]
-    gpu = memory.gpu
-    of_memory = memory_functions(memory, memories, trace.note_emptied)
-    of_streams = streams.stream_functions(index)
-    cuda = {
-        **session.device_functions(trace, memory, index),
-        **of_streams,
-        **streams.pool_functions(memories),
-        **{name: _refused(name) for name in _OF_POINTERS},
-        **random_functions(defaults[index], defaults),
-        **of_memory,
-    }
-    blas = {
-        "cublas_workspace_size": lambda size=None: (
-            cublas_workspace(gpu) if size is None else _set_size("CUBLAS_WORKSPACE_CONFIG")
-        ),
-        "cublaslt_workspace_size": lambda size=None: (
-            cublaslt_workspace(gpu) if size is None else _set_size("CUBLASLT_WORKSPACE_SIZE")
-        ),
-    }
-    accelerator = {**of_streams, **session.accelerator_functions(trace, index, of_memory)}
-    return session.Api(
-        (
-            *[(module, cuda) for module in _CUDA],
-            *[(module, accelerator) for module in _ACCELERATOR],
-            (torch.backends.cudnn, CUDNN),
-            (torch.backends.cudnn.rnn, CUDNN_RNN),
-            (torch.backends.cuda, {**BUILT, **blas}),
-            (torch.cuda.nccl, data_parallel.NCCL),
-            (torch.cuda.nvtx, NVTX),
-            (torch.cuda.profiler, CUDA_PROFILER),
-            (comm, data_parallel.communication(trace)),
-        ),
-        _CLASSES,
-    )
-
-
 _CLASSES = tuple(
     (module, name, kind)
     for name, kind, modules in (
@@ -206,16 +155,16 @@ _OF_POINTERS = listed("""
     change_current_allocator
 """)
 
-NVTX: dict[str, Callable[..., Any]] = {
-    "range_push": lambda msg: 0,
-    "range_pop": lambda: 0,
-    "range_start": lambda msg: 0,
-    "range_end": lambda range_id: None,
-    "mark": lambda msg: None,
+NVTX: session.Functions = {
+    "range_push": lambda gpu, msg: 0,
+    "range_pop": lambda gpu: 0,
+    "range_start": lambda gpu, msg: 0,
+    "range_end": lambda gpu, range_id: None,
+    "mark": lambda gpu, msg: None,
 }
 """``torch.cuda.nvtx``."""
 
-CUDA_PROFILER: dict[str, Callable[..., Any]] = {"start": lambda: None, "stop": lambda: None}
+CUDA_PROFILER: session.Functions = {"start": session.nothing, "stop": session.nothing}
 """``torch.cuda.profiler``."""
 
 
@@ -241,82 +190,86 @@ def profilers(trace: TraceContext) -> Replacements:
 _SUMMARY: Callable[..., str] = torch.cuda.memory_summary
 
 
-def memory_functions(
-    memory: DeviceMemory, memories: Sequence[DeviceMemory], note_emptied: Callable[[], None]
-) -> dict[str, Callable[..., Any]]:
-    """Return the functions about a GPU's memory by name; all of them tell of one replay. A snapshot
-    tells of the ``memories`` of all GPUs.
-    """
-
-    def all_segments(pool: PoolId | None = None) -> list[dict[str, Any]]:
-        of_each = [segments(one.follow(), index, pool) for index, one in enumerate(memories)]
-        return [segment for found in of_each for segment in found]
-
-    def snapshot(device: Any = None, augment_with_fx_traces: bool = False) -> dict[str, Any]:
-        traces: list[list[Any]] = [[] for _ in memories]
-        return {"segments": all_segments(), "device_traces": traces, "external_annotations": []}
-
-    def empty_cache() -> None:
-        note_emptied()
-        for one in memories:
-            one.empty_cache()
-
-    def set_fraction(fraction: Any, device: Any = None) -> None:
-        # As torch.cuda.memory.set_per_process_memory_fraction.
-        if not isinstance(fraction, float):
-            raise TypeError("Invalid type for fraction argument, must be `float`")
-        if not 0 <= fraction <= 1:
-            raise ValueError(f"Invalid fraction value: {fraction}. Allowed range: 0~1")
-        memory.set_memory_fraction(fraction)
-
-    return {
-        **_figures(memory),
-        "memory_stats": lambda device=None: OrderedDict(memory.statistics()),
-        "memory_stats_as_nested_dict": lambda device=None: _nested(memory.statistics()),
-        "memory_summary": lambda device=None, abbreviated=False: _SUMMARY(device, abbreviated),
-        "memory_snapshot": lambda mempool_id=None, include_traces=True: all_segments(mempool_id),
-        "_snapshot": snapshot,
-        "_record_memory_history": lambda *args, **kwargs: None,
-        "mem_get_info": lambda device=None: memory.free_and_total(),
-        "device_memory_used": lambda device=None: memory.gpu.memory - memory.free_and_total()[0],
-        "reset_accumulated_memory_stats": lambda device=None: (
-            memory.follow().statistics.reset_totals()
-        ),
-        "empty_cache": empty_cache,
-        "set_per_process_memory_fraction": set_fraction,
-        "get_per_process_memory_fraction": lambda device=None: (
-            1.0 if (allowed := memory.allocator.allowed) is None else allowed / memory.gpu.memory
-        ),
-        "_set_allocator_settings": lambda env: memory.set_options(
-            parse_options(env, memory.allocator.options)
-        ),
-        "get_allocator_backend": lambda: "native",
-        "host_memory_stats": dict,
-        "host_memory_stats_as_nested_dict": dict,
-        "reset_accumulated_host_memory_stats": lambda: None,
-        "reset_peak_host_memory_stats": lambda: None,
-    }
+def _all_segments(gpu: session.FakeGpu, pool: PoolId | None = None) -> list[dict[str, Any]]:
+    found = (segments(one.memory.follow(), one.index, pool) for one in session.SESSION.gpus)
+    return [segment for of_each in found for segment in of_each]
 
 
-def _figures(memory: DeviceMemory) -> dict[str, Callable[..., Any]]:
-    """Return the functions that give one figure of the allocator's statistics, or reset peaks."""
+def _snapshot(
+    gpu: session.FakeGpu, device: Any = None, augment_with_fx_traces: bool = False
+) -> dict[str, Any]:
+    traces: list[list[Any]] = [[] for _ in session.SESSION.gpus]
+    return {"segments": _all_segments(gpu), "device_traces": traces, "external_annotations": []}
 
-    def reset_peaks(device: Any = None) -> None:
-        memory.follow().statistics.reset_peaks()
 
-    def figure(name: str, part: str) -> Callable[..., int]:
-        in_all = attrgetter(f"all.{name}_bytes.{part}")
-        return lambda device=None: in_all(memory.follow().statistics)
+def _empty_cache(gpu: session.FakeGpu) -> None:
+    session.SESSION.running.note_emptied()
+    for one in session.SESSION.gpus:
+        one.memory.empty_cache()
 
-    functions: dict[str, Callable[..., Any]] = dict.fromkeys(
+
+def _set_fraction(gpu: session.FakeGpu, fraction: Any, device: Any = None) -> None:
+    # As torch.cuda.memory.set_per_process_memory_fraction.
+    if not isinstance(fraction, float):
+        raise TypeError("Invalid type for fraction argument, must be `float`")
+    if not 0 <= fraction <= 1:
+        raise ValueError(f"Invalid fraction value: {fraction}. Allowed range: 0~1")
+    gpu.memory.set_memory_fraction(fraction)
+
+
+def _fraction(gpu: session.FakeGpu, device: Any = None) -> float:
+    allowed = gpu.memory.allocator.allowed
+    return 1.0 if allowed is None else allowed / gpu.model.memory
+
+
+def _reset_peaks(gpu: session.FakeGpu, device: Any = None) -> None:
+    gpu.memory.follow().statistics.reset_peaks()
+
+
+def _figure(name: str, part: str) -> Callable[..., int]:
+    """Return the function that gives one figure of the allocator's statistics."""
+    in_all = attrgetter(f"all.{name}_bytes.{part}")
+    return lambda gpu, device=None: in_all(gpu.memory.follow().statistics)
+
+
+MEMORY: session.Functions = {
+    **{
+        f"{prefix}memory_{name}": _figure("reserved" if name == "cached" else name, part)
+        for name in ("allocated", "reserved", "cached")
+        for prefix, part in (("", "current"), ("max_", "peak"))
+    },
+    **dict.fromkeys(
         ("reset_peak_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached"),
-        reset_peaks,
-    )
-    for name in ("allocated", "reserved", "cached"):
-        counted = "reserved" if name == "cached" else name
-        functions[f"memory_{name}"] = figure(counted, "current")
-        functions[f"max_memory_{name}"] = figure(counted, "peak")
-    return functions
+        _reset_peaks,
+    ),
+    "memory_stats": lambda gpu, device=None: OrderedDict(gpu.memory.statistics()),
+    "memory_stats_as_nested_dict": lambda gpu, device=None: _nested(gpu.memory.statistics()),
+    "memory_summary": lambda gpu, device=None, abbreviated=False: _SUMMARY(device, abbreviated),
+    "memory_snapshot": lambda gpu, mempool_id=None, include_traces=True: _all_segments(
+        gpu, mempool_id
+    ),
+    "_snapshot": _snapshot,
+    "_record_memory_history": lambda gpu, *args, **kwargs: None,
+    "mem_get_info": lambda gpu, device=None: gpu.memory.free_and_total(),
+    "device_memory_used": lambda gpu, device=None: (
+        gpu.model.memory - gpu.memory.free_and_total()[0]
+    ),
+    "reset_accumulated_memory_stats": lambda gpu, device=None: (
+        gpu.memory.follow().statistics.reset_totals()
+    ),
+    "empty_cache": _empty_cache,
+    "set_per_process_memory_fraction": _set_fraction,
+    "get_per_process_memory_fraction": _fraction,
+    "_set_allocator_settings": lambda gpu, env: gpu.memory.set_options(
+        parse_options(env, gpu.memory.allocator.options)
+    ),
+    "get_allocator_backend": lambda gpu: "native",
+    "host_memory_stats": lambda gpu: {},
+    "host_memory_stats_as_nested_dict": lambda gpu: {},
+    "reset_accumulated_host_memory_stats": lambda gpu: None,
+    "reset_peak_host_memory_stats": lambda gpu: None,
+}
+"""The functions about a GPU's memory; all of them tell of one replay, snapshots of all GPUs."""
 
 
 def _nested(statistics: dict[str, Any]) -> dict[str, Any]:
@@ -330,20 +283,59 @@ def _nested(statistics: dict[str, Any]) -> dict[str, Any]:
     return nested
 
 
+_CUDA: session.Functions = {
+    **session.DEVICE,
+    **streams.STREAMS,
+    **streams.POOLS,
+    **{name: _refused(name) for name in _OF_POINTERS},
+    **RANDOM,
+    **MEMORY,
+}
+_BUILT: session.Functions = {
+    **dict.fromkeys(("is_built", "is_flash_attention_available"), lambda gpu: True),
+    "cublas_workspace_size": lambda gpu, size=None: (
+        cublas_workspace(gpu.model) if size is None else _set_size("CUBLAS_WORKSPACE_CONFIG")
+    ),
+    "cublaslt_workspace_size": lambda gpu, size=None: (
+        cublaslt_workspace(gpu.model) if size is None else _set_size("CUBLASLT_WORKSPACE_SIZE")
+    ),
+}
+_ACCELERATOR: session.Functions = {
+    **streams.STREAMS,
+    **{name: MEMORY[name] for name in MEMORY if not name.startswith("_")},
+    "get_memory_info": MEMORY["mem_get_info"],
+    **session.ACCELERATOR,
+}
+_API = session.Api(
+    (
+        *((module, _CUDA) for module in (torch.cuda, torch.cuda.graphs, torch.cuda.memory)),
+        *((module, _CUDA) for module in (torch.cuda.random, torch.cuda.streams)),
+        *((module, _ACCELERATOR) for module in (torch.accelerator, torch.accelerator.memory)),
+        (torch.backends.cudnn, CUDNN),
+        (torch.backends.cudnn.rnn, {"get_cudnn_mode": lambda gpu, mode: _RNN_MODES[mode]}),
+        (torch.backends.cuda, _BUILT),
+        (torch.cuda.nccl, data_parallel.NCCL),
+        (torch.cuda.nvtx, NVTX),
+        (torch.cuda.profiler, CUDA_PROFILER),
+        (comm, data_parallel.COMMUNICATION),
+    ),
+    _CLASSES,
+)
+
+
 @contextmanager
 def cuda_identity(trace: TraceContext, memories: Sequence[DeviceMemory]) -> Iterator[None]:
     """Let common ways of placing and asking for a device work on GPUs with these ``memories``."""
-    gpus = range(len(memories))
-    defaults = [Generator.on_gpu(index) for index in gpus]
+    defaults = [Generator.on_gpu(index) for index in range(len(memories))]
+    of_each = enumerate(zip(memories, defaults, strict=True))
+    gpus = [session.FakeGpu(index, *of_it) for index, of_it in of_each]
     with (
         LASTING.layer("cuda", _functions) as owners,
         session.device_numbers(),
         gpu_generators(defaults),
         data_parallel.nccl_process_groups(),
         streams.graphs_captured(),
-        session.session(
-            trace, lambda: [_about(trace, one, memories, defaults) for one in gpus], memories
-        ),
+        session.session(trace, _API, gpus),
         owners.wrappers.noted_in(trace),
         made_by(torch.UntypedStorage, owners.storages.make),
         made_by(torch.Tensor, owners.default_type.make),
