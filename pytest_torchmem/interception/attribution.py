@@ -271,12 +271,6 @@ class Attribution:
             self.facts.backward(asked[0] is True, creates, vmapped, self._line(frame))
         self._backwards.add(task)
 
-    @staticmethod
-    def asking_frame(filename: str) -> FrameType | None:
-        """Return the innermost frame outside of this package, ``None`` if not in ``filename``."""
-        frame = next((one for one in _outward(sys._getframe(1)) if not is_own(one.f_code)), None)
-        return frame if frame is not None and frame.f_code.co_filename == filename else None
-
     @contextmanager
     def following_modules(self, on_thread: Callable[[], bool]) -> Iterator[None]:
         """Follow every module's call where ``on_thread()`` is true."""
@@ -584,6 +578,12 @@ def code_made_by(function: Callable[..., Any], name: str) -> CodeType:
     """Return the code of the function of this name that another one defines when it is called."""
     made = (one for one in function.__code__.co_consts if isinstance(one, CodeType))
     return next(one for one in made if one.co_name == name)
+
+
+def asking_frame() -> FrameType:
+    """Return the innermost frame outside of this package, or the caller's where there is none."""
+    caller = sys._getframe(1)
+    return next((one for one in _outward(caller) if not is_own(one.f_code)), caller)
 
 
 def is_own(code: CodeType) -> bool:

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.errors import UnknownValueError
-from pytest_torchmem.interception.attribution import Attribution
+from pytest_torchmem.interception.attribution import Attribution, asking_frame
 from pytest_torchmem.interception.ledger import Ledger, StorageRecord
 from pytest_torchmem.interception.plan import Call
 from pytest_torchmem.interception.values.contents import (
@@ -375,13 +375,11 @@ _VALIDATION = tuple(
     for name in ("constraints.py", "distribution.py")
 )
 
-#: Observers ask whether the smallest value is larger than the largest, which ends the program
-#: (``check_min_max_valid``).
-_OBSERVERS = os.path.join(os.path.dirname(torch.__file__), "ao", "quantization", "utils.py")
-_BOUNDS_IN_ORDER = "check_min_max_valid"
-
-#: ``SyncBatchNorm`` leaves out the statistics of processes whose batch is empty.
-_STATISTICS = os.path.join(os.path.dirname(torch.nn.__file__), "modules", "_functions.py")
+#: Observers ask whether the smallest value is larger than the largest, which ends the program.
+_BOUNDS_IN_ORDER = (
+    os.path.join(os.path.dirname(torch.__file__), "ao", "quantization", "utils.py"),
+    "check_min_max_valid",
+)
 
 #: Bytes up to which what stands in for unknown values has an element for each of theirs.
 _LARGEST_STAND_IN = 1 << 26
@@ -502,26 +500,20 @@ class Answers:
         assumed = record.assumption or Assumption.GUESSED_TRUE
         if not assumed.guessed:
             return bool(assumed.answer)
-        initialiser = self._attribution.asking_frame(_INITIALISERS)
-        if initialiser is not None:
-            if not _accepts_all(initialiser.f_locals):
-                self._random_numbers.lose("an initialiser that draws again what it rejects")
+        frame = asking_frame()
+        file = frame.f_code.co_filename
+        if file == _INITIALISERS and not _accepts_all(frame.f_locals):
+            self._random_numbers.lose("an initialiser that draws again what it rejects")
+        if file == _INITIALISERS or (file, frame.f_code.co_name) == _BOUNDS_IN_ORDER:
             return False
-        if any(self._attribution.asking_frame(name) is not None for name in _VALIDATION):
+        if file in _VALIDATION:
             return True
-        observer = self._attribution.asking_frame(_OBSERVERS)
-        if observer is not None and observer.f_code.co_name == _BOUNDS_IN_ORDER:
-            return False
         answer = bool(assumed.answer)
         self.guess(
             "comparison with an unknown value",
             f"unknown values are treated as 1, so the result is {answer}",
         )
         return answer
-
-    def every_process_has_a_batch(self) -> bool:
-        """Return whether a mask is asked for of the processes that have one: all of them."""
-        return self._attribution.asking_frame(_STATISTICS) is not None
 
     def guess(self, what: str, assumed: str) -> None:
         """Take a decision by a guess where that is wanted, and warn of it. Ends a loop that would
