@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_torchmem import __version__
-from pytest_torchmem.commands import console, explained, files, history, traced
+from pytest_torchmem.commands import console, files, history, traced
 from pytest_torchmem.errors import SnapshotError, UsageError
 from pytest_torchmem.figures import FIGURES, label
 from pytest_torchmem.printable import first_of, printable, printable_lines
@@ -142,7 +142,7 @@ def _parser() -> argparse.ArgumentParser:
         help="or a directory, for all such files below it",
     )
     verify.set_defaults(run=_verify)
-    explained.add_command(commands)
+    files.add_explain(commands)
     traced.add_commands(commands)
     files.add_commands(commands)
     history.add_command(commands)
