@@ -101,7 +101,7 @@ class CachingAllocator(ReservedMemory):
             statistics.free(size)
         limit = self.options.max_split_size
         if limit is not None and size >= limit:
-            self.statistics.oversize_allocations.decrease(1)
+            self.statistics.oversize_allocations.change(-1)
         if block.waiting:
             self._waiting.append(block)
         else:
@@ -223,12 +223,10 @@ class CachingAllocator(ReservedMemory):
         if not self.has_room(segment):
             return None
         block = Block(self.addresses.take(segment), segment, stream, pool)
-        self.add_reserved(segment, pool.is_small)
-        for statistics in self.statistics.of[pool.is_small]:
-            statistics.segment.increase(1)
+        self.change_reserved(segment, pool.is_small, segments=1)
         limit = self.options.max_split_size
         if limit is not None and segment >= limit:
-            self.statistics.oversize_segments.increase(1)
+            self.statistics.oversize_segments.change(1)
         return block
 
     def _hand_out(self, block: Block, size: int, nbytes: int) -> Block:
@@ -243,21 +241,21 @@ class CachingAllocator(ReservedMemory):
             if counted and block.expandable is None:
                 for statistics in counted:
                     if already_split:
-                        statistics.inactive_split_bytes.decrease(size)
+                        statistics.inactive_split_bytes.change(-size)
                     else:
-                        statistics.inactive_split_bytes.increase(remaining.size)
-                        statistics.inactive_split.increase(1)
+                        statistics.inactive_split_bytes.change(remaining.size)
+                        statistics.inactive_split.change(1)
         elif counted and already_split and block.expandable is None:
             for statistics in counted:
-                statistics.inactive_split_bytes.decrease(block.size)
-                statistics.inactive_split.decrease(1)
+                statistics.inactive_split_bytes.change(-block.size)
+                statistics.inactive_split.change(-1)
         block.allocated, block.requested = True, nbytes
         self.active.add(block)
         for statistics in counted:
             statistics.hand_out(block.size, nbytes)
         limit = self.options.max_split_size
         if limit is not None and block.size >= limit:
-            self.statistics.oversize_allocations.increase(1)
+            self.statistics.oversize_allocations.change(1)
         return block
 
     def _should_split(self, block: Block, size: int) -> bool:
@@ -301,14 +299,11 @@ class CachingAllocator(ReservedMemory):
 
     def _release(self, block: Block) -> None:
         """Give a segment back to the device (``release_block``)."""
-        small = block.pool.is_small
-        self.remove_reserved(block.size, small)
+        self.change_reserved(-block.size, block.pool.is_small, segments=-1)
         self.addresses.give_back(block.address, block.size)
-        for statistics in self.statistics.of[small]:
-            statistics.segment.decrease(1)
         limit = self.options.max_split_size
         if limit is not None and block.size >= limit:
-            self.statistics.oversize_segments.decrease(1)
+            self.statistics.oversize_segments.change(-1)
         block.pool.erase(block)
 
     def _release_available(self, pool: Pool, size: int, stream: int) -> bool:
@@ -432,7 +427,7 @@ class ExpandableSegments:
         block.merge(block.before)
         block.merge(block.after)
         pool.insert_unmapped(block)
-        self._memory.remove_reserved(size, pool.is_small)
+        self._memory.change_reserved(-size, pool.is_small)
         if not block.is_split:
             pool.erase_unmapped(block)  # the whole segment is gone
 
@@ -475,7 +470,7 @@ class ExpandableSegments:
         block.merge(block.before)
         block.merge(block.after)
         pool.insert(block)
-        memory.add_reserved(nbytes, pool.is_small)
+        memory.change_reserved(nbytes, pool.is_small)
         return True
 
 

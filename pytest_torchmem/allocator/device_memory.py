@@ -522,19 +522,16 @@ class ReservedMemory:
         """Whether ``size`` bytes more are within what this process is limited to."""
         return self.allowed is None or self.reserved + size <= self.allowed
 
-    def add_reserved(self, size: int, small: bool) -> None:
-        """Count memory that the device gave."""
+    def change_reserved(self, size: int, small: bool, segments: int = 0) -> None:
+        """Count memory that the device gave, or that went back to it: then below 0."""
         self.reserved += size
-        self.statistics.num_device_alloc += 1
+        if size > 0:
+            self.statistics.num_device_alloc += 1
+        else:
+            self.statistics.num_device_free += 1
         for statistics in self.statistics.of[small]:
-            statistics.reserved_bytes.increase(size)
-
-    def remove_reserved(self, size: int, small: bool) -> None:
-        """Count memory that went back to the device."""
-        self.reserved -= size
-        self.statistics.num_device_free += 1
-        for statistics in self.statistics.of[small]:
-            statistics.reserved_bytes.decrease(size)
+            statistics.reserved_bytes.change(size)
+            statistics.segment.change(segments)
 
 
 _COUNTERS = (
@@ -547,39 +544,27 @@ _COUNTERS = (
 
 
 class Stat:
-    """One figure: its current value, its peak, and the sums of what was added and taken away."""
+    """One figure: its current value, its peak, and the sums of what was added and taken away since
+    its value was ``before``.
+    """
 
-    __slots__ = ("_before", "allocated", "current", "peak")
+    __slots__ = ("allocated", "before", "current", "peak")
 
     def __init__(self) -> None:
-        self.current = self.peak = self.allocated = 0
-        self._before = 0
-        """The value when the sums began."""
+        self.current = self.peak = self.allocated = self.before = 0
 
     @property
     def freed(self) -> int:
         """The sum of what was taken away."""
-        return self._before + self.allocated - self.current
-
-    def increase(self, amount: int) -> None:
-        self.current = current = self.current + amount
-        self.allocated += amount
-        if current > self.peak:
-            self.peak = current
-
-    def decrease(self, amount: int) -> None:
-        self.current -= amount
+        return self.before + self.allocated - self.current
 
     def change(self, amount: int) -> None:
         """Add ``amount``, or take it away where it is negative."""
-        if amount < 0:
-            self.decrease(-amount)
-        else:
-            self.increase(amount)
-
-    def reset_totals(self) -> None:
-        """Begin the sums anew."""
-        self.allocated, self._before = 0, self.current
+        self.current = current = self.current + amount
+        if amount > 0:
+            self.allocated += amount
+            if current > self.peak:
+                self.peak = current
 
 
 class PoolStatistics:
@@ -604,7 +589,7 @@ class PoolStatistics:
             (self.active, 1),
             (self.active_bytes, size),
             (self.requested_bytes, nbytes),
-        ):  # ``Stat.increase``, without five calls for each request of a replay
+        ):  # ``Stat.change``, without five calls for each request of a replay
             stat.allocated += amount
             stat.current = current = stat.current + amount
             if current > stat.peak:
@@ -646,7 +631,7 @@ class Statistics:
     def reset_totals(self) -> None:
         """Begin the running totals anew (``resetAccumulatedStats``)."""
         for _, stat in self._stats():
-            stat.reset_totals()
+            stat.allocated, stat.before = 0, stat.current
         for name in _COUNTERS:
             setattr(self, name, 0)
 

@@ -82,9 +82,7 @@ def seed(allocator: CachingAllocator, history: History) -> dict[int, Block]:
     blocks: dict[int, Block] = {}
     for segment in start.segments:
         pool = allocator.small if segment.is_small else allocator.large
-        allocator.add_reserved(segment.size, segment.is_small)
-        for statistics in allocator.statistics.of[segment.is_small]:
-            statistics.segment.increase(1)
+        allocator.change_reserved(segment.size, segment.is_small, segments=1)
         end = segment.address + segment.size
         inside = addresses[bisect_left(addresses, segment.address) : bisect_left(addresses, end)]
         _fill(allocator, pool, segment, [*inside, end], start.used, extents, blocks)
@@ -112,11 +110,11 @@ def _fill(
         allocator.active.add(block)
         blocks[address] = last = block
         for statistics in allocator.statistics.of[pool.is_small]:
-            statistics.allocation.increase(1)
-            statistics.active.increase(1)
-            statistics.allocated_bytes.increase(size)
-            statistics.active_bytes.increase(size)
-            statistics.requested_bytes.increase(block.requested)
+            statistics.allocation.change(1)
+            statistics.active.change(1)
+            statistics.allocated_bytes.change(size)
+            statistics.active_bytes.change(size)
+            statistics.requested_bytes.change(block.requested)
         position = address + size
     end = segment.address + segment.size
     last = _free(pool, segment, position, end, last)

@@ -86,15 +86,13 @@ class RecordedAllocator(CachingAllocator):
         if recorded_addresses:
             self.addresses = _RecordedAddresses(self.device)
 
-    def add_reserved(self, size: int, small: bool) -> None:
-        """Count memory that the device gave."""
-        super().add_reserved(size, small)
-        self.device.made.append(size)
-
-    def remove_reserved(self, size: int, small: bool) -> None:
-        """Count memory that went back."""
-        super().remove_reserved(size, small)
-        self.device.released.append(size)
+    def change_reserved(self, size: int, small: bool, segments: int = 0) -> None:
+        """Count memory that the device gave, or that went back to it."""
+        super().change_reserved(size, small, segments)
+        if size > 0:
+            self.device.made.append(size)
+        else:
+            self.device.released.append(-size)
 
 
 def replay(history: History, recorded_addresses: bool = True) -> Outcome:
