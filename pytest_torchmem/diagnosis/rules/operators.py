@@ -448,7 +448,7 @@ def _calls(
     new = [name for name in names if not more[name].before]
     if new:
         are = "is" if len(new) == 1 else "are"
-        return f"{short_names(new)} {are} new{_of_mask(evidence, _largest(evidence, new))}"
+        return f"{short_names(new)}{_makes(evidence, new, first)} {are} new"
     most = max(names, key=lambda name: more[name].now / more[name].before)
     counted = more[most]
     change = f"{times(counted.now)}, and was {times(counted.before)}"

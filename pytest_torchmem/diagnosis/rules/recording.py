@@ -287,6 +287,6 @@ def backward_comes_to_more(evidence: Evidence) -> Cause | None:
         rows,
         first,
         origin,
-        operators=operators + lines,
+        operators=operators + lines.replace(": ", ", "),
         why="" if new_gradient(evidence) else ": a detach is gone",
     )
