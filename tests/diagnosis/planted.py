@@ -1471,7 +1471,7 @@ def boxes_matched_with_a_graph(wrong: bool) -> Step:
     return Matched(layer=nn.Linear(8, 4)), (torch.zeros(256, 8), torch.zeros(64, 4)), {}
 
 
-@planted("reached anew", "to more of Layers, to 4 calls of aten::relu, and came to 3: ", "", "", "")
+@planted("reached anew", "to more of Layers, to 4 calls of aten::relu, and came to 3, ", "", "", "")
 def target_with_its_graph(wrong: bool, device: str) -> None:
     model = nn.Sequential(nn.Linear(32, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU())
     target = Layers(nn.Linear(32, 256), nn.Tanh(), nn.Linear(256, 256), nn.ReLU()).to(device)
