@@ -170,10 +170,11 @@ def _leads(evidence: Evidence, rule: str) -> dict[tuple[str, str], tuple[str, tu
     others outside of modules, the nearest; of a module that is made otherwise, where it is made.
     """
     then, seen = evidence.moved_lines(), evidence.watched
-    known = {then.get(what.line, what.line) for what in evidence.known()}
+    calls = (line for one in evidence.then(Topic.CALLS).values() for line in one.lines)
+    known = {then.get(line, line) for line in (*calls, *(one.line for one in evidence.known()))}
     found = {}
-    for (module, line), calls in seen.callers.items():
-        leads = _nearest(calls)[: None if line in known else 1]
+    for (module, line), paths in seen.callers.items():
+        leads = _nearest(paths)[: None if line in known else 1]
         if leads and (line in known or not module):
             found[module, line] = "called in", leads
     made = {place: ("made in", (line,)) for place, line in seen.makers.items() if line}
