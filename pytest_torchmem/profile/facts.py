@@ -128,76 +128,63 @@ NO_BACKWARD = "no backward"
 """The mode of modules that no backward of the step comes to, though it comes to others."""
 
 
+_KINDS: dict[str, Any] = {}
+"""What facts of each topic are, in the order in which causes look at them."""
+
+
+def _topic(name: str, kind: Any) -> str:
+    _KINDS[name] = kind
+    return name
+
+
 class Topic:
     """The topics of facts, as snapshots name them."""
 
-    SETTINGS = "settings"
+    SETTINGS = _topic("settings", str)
     """Settings beside torch's that decide figures: ``{"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}``."""
-    INPUTS = "inputs"
+    INPUTS = _topic("inputs", tuple[Geometry, ...])
     """What the step works on: ``{"input 0": [["int64", [4, 512]]]}``."""
-    ARGUMENTS = "arguments"
+    ARGUMENTS = _topic("arguments", tuple[str, ...])
     """How outermost modules are called: ``{"Bert": ["labels", "output_hidden_states=True"]}``."""
-    CALLS = "calls"
+    CALLS = _topic("calls", Calls)
     """How often outermost modules are called, and where: ``{"Net": [2, ["a.py:12"]]}``; others
     where that is more than once in a call of the module around them."""
-    MODES = "modes"
+    MODES = _topic("modes", tuple[InMode, ...])
     """Modules that are called in another mode than what calls them, and the modules of a step in
     another than the usual one: ``{"GPT.blocks.*": [["recomputed", "", "0-11"]]}``."""
-    FROZEN = "frozen"
+    FROZEN = _topic("frozen", str)
     """Modules and parameters that do not train, with their numbers: ``{"GPT.blocks.*": "0-3"}``."""
-    TIED = "tied"
+    TIED = _topic("tied", str)
     """Which parameters are one: ``{"GPT.head.weight": "GPT.embed.weight"}``."""
-    MODULES = "modules"
+    MODULES = _topic("modules", tuple[str, ...])
     """Settings of outermost modules: ``{"LlamaForCausalLM": ["attention sdpa"]}``."""
-    CONFIGURATION = "configuration"
+    CONFIGURATION = _topic("configuration", Mapping[str, Scalar])
     """What the configuration of an outermost module says: ``{"GPT": {"n_head": 12}}``."""
-    LAYERS = "layers"
+    LAYERS = _topic("layers", tuple[Layer, ...])
     """What modules are, with their numbers: ``{"Net.*": [["nn.ReLU", {}, "0-3"]]}``."""
-    GIVEN = "given"
+    GIVEN = _topic("given", tuple[Sized, ...])
     """What layers with parameters are called with first: ``{"Net.head": [["", [8, 128], ""]]}``."""
-    SIZES = "sizes"
+    SIZES = _topic("sizes", tuple[Sized, ...])
     """Parameters that no layer of their own is called with: ``{"Vit.pos": [["", [197], ""]]}``."""
-    FORMATS = "memory formats"
+    FORMATS = _topic("memory formats", str)
     """Models with parameters, and inputs, in channels last: ``{"ResNet": "channels last"}``."""
-    COMPILED = "compiled"
+    COMPILED = _topic("compiled", Calls)
     """How many graphs ``torch.compile`` made, and where: ``{"graphs": [2, ["train.py:12"]]}``; and
     how many of them broke off: ``{"breaks": [1, ["model.py:9"]]}``."""
-    OPTIMIZERS = "optimizers"
+    OPTIMIZERS = _topic("optimizers", tuple[str, ...])
     """``{"AdamW": ["foreach", "amsgrad"]}``."""
-    STATES = "optimizer states"
+    STATES = _topic("optimizer states", tuple[str, ...])
     """What optimizers keep of each parameter: ``{"AdamW": ["exp_avg", "exp_avg_sq"]}``."""
-    BACKWARD = "backward"
+    BACKWARD = _topic("backward", Calls)
     """How often there was one, and with what: ``{"calls": [4, []], "vmap": [4, ["a.py:9"]]}``.
 
     ``vmap`` counts those of ``torch.func.grad`` within ``torch.vmap``."""
-    IN_PLACE = "in place"
+    IN_PLACE = _topic("in place", int)
     """How often modules called operators that write to their arguments: ``{"aten::add_": 2}``."""
-    OPERATORS = "operators"
+    OPERATORS = _topic("operators", Counts)
     """The forward's calls of each operator, ``Counts``: ``{"aten::addmm": [12, 0, 12]}``."""
 
 
-_KINDS: dict[str, Any] = {
-    Topic.SETTINGS: str,
-    Topic.INPUTS: tuple[Geometry, ...],
-    Topic.ARGUMENTS: tuple[str, ...],
-    Topic.CALLS: Calls,
-    Topic.MODES: tuple[InMode, ...],
-    Topic.FROZEN: str,
-    Topic.TIED: str,
-    Topic.MODULES: tuple[str, ...],
-    Topic.CONFIGURATION: Mapping[str, Scalar],
-    Topic.LAYERS: tuple[Layer, ...],
-    Topic.GIVEN: tuple[Sized, ...],
-    Topic.SIZES: tuple[Sized, ...],
-    Topic.FORMATS: str,
-    Topic.COMPILED: Calls,
-    Topic.OPTIMIZERS: tuple[str, ...],
-    Topic.STATES: tuple[str, ...],
-    Topic.BACKWARD: Calls,
-    Topic.IN_PLACE: int,
-    Topic.OPERATORS: Counts,
-}
-"""What facts of each topic are, in the order in which causes look at them."""
 TOPICS = tuple(_KINDS)
 
 Facts = Mapping[str, Mapping[str, Any]]
