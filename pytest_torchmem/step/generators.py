@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytest_torchmem.torch_private.patches import default_generator, having, replaced_all
+from pytest_torchmem.torch_private.patches import Instead, default_generator, having, replaced_all
 
 _NUMPY = "numpy.random"
 
@@ -210,9 +210,8 @@ def own_generators(on_thread: Callable[[], bool]) -> Iterator[None]:
     with ExitStack() as stack:
         _Own.torch = made
         stack.callback(setattr, _Own, "torch", None)
-        stack.enter_context(
-            replaced_all([default_generator.by(_ByThread(default, made, on_thread))])
-        )
+        by_thread = Instead(lambda name: getattr(made if on_thread() else default, name))
+        stack.enter_context(replaced_all([default_generator.by(by_thread)]))
         draws = _Current.draws
         python = random.Random()
         stack.callback(draws.note, python, draws.seed_python(python))
@@ -227,16 +226,6 @@ def own_generators(on_thread: Callable[[], bool]) -> Iterator[None]:
                 of_numpy[name] = _by_thread(getattr(numpy, name), method, on_thread)
             stack.enter_context(replaced_all([(numpy, of_numpy)]))
         yield
-
-
-class _ByThread:
-    """``torch.random.default_generator``: the trace's own on its threads, else the process's."""
-
-    def __init__(self, default: Any, own: Any, on_thread: Callable[[], bool]) -> None:
-        self._default, self._own, self._on_thread = default, own, on_thread
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._own if self._on_thread() else self._default, name)
 
 
 def _functions_of(

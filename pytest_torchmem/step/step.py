@@ -27,7 +27,7 @@ from pytest_torchmem.torch_private.compiler import (
     run_uncompiled,
 )
 from pytest_torchmem.torch_private.module_calls import step_tables
-from pytest_torchmem.torch_private.patches import engine, replaced, replaced_all
+from pytest_torchmem.torch_private.patches import Instead, engine, replaced, replaced_all
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -221,25 +221,20 @@ class StepPhases:
             self._outside = Phase.FORWARD
 
 
-class _Engine:
-    """The autograd engine, of which Python asks ``run_backward`` for every run that it starts."""
-
-    def __init__(self, engine: Any, around: _Around, is_here: Callable[[], bool]) -> None:
-        self._engine, self._around, self._is_here = engine, around, is_here
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self._engine, name)
-        return self._around(found) if name == "run_backward" and self._is_here() else found
-
-
 def asked_engine(around: _Around, is_here: Callable[[], bool]) -> tuple[Any, Mapping[str, Any]]:
     """Return what calls ``around(run)`` before each run of the autograd engine where ``is_here()``
     is true, one of ``Replacements``; the engine is run by what it returns.
 
     Every run that Python starts goes through ``Variable._execution_engine`` (autograd/graph.py,
-    ``_engine_run_backward``).
+    ``_engine_run_backward``), of which it asks ``run_backward``.
     """
-    return engine.by(_Engine(engine.original, around, is_here))
+    original = engine.original
+
+    def attribute(name: str) -> Any:
+        found = getattr(original, name)
+        return around(found) if name == "run_backward" and is_here() else found
+
+    return engine.by(Instead(attribute))
 
 
 def engine_runs(within: _Within) -> AbstractContextManager[None]:

@@ -32,6 +32,7 @@ from pytest_torchmem.torch_private.names import (
     private_name_if_imported,
 )
 from pytest_torchmem.torch_private.patches import (
+    Instead,
     Replacements,
     nothing_replaced,
     replaced,
@@ -608,15 +609,9 @@ def _disable(noted: list[Any], function: Any, *args: Any, **kwargs: Any) -> Call
     return disabled
 
 
-class _Beside:
-    """Stands in for a module: has some attributes of its own, and the others of that."""
-
-    def __init__(self, module: str, **own: Any) -> None:
-        self._module = module
-        vars(self).update(own)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(import_module(self._module), name)
+def _beside(module: str, **own: Any) -> Instead:
+    """Return what has some attributes of its own, and the others of a module."""
+    return Instead(lambda name: own[name] if name in own else getattr(import_module(module), name))
 
 
 class NotNeeded:
@@ -634,8 +629,8 @@ class NotNeeded:
         """The functions that the compiler was asked not to compile."""
         # A graph is not broken where there is none. ``import torch._dynamo`` gives ``torch``.
         disable = partial(_disable, self._disabled)
-        compiler = _Beside(COMPILER, disable=disable, graph_break=lambda msg="": None)
-        self._torch = _Beside("torch", _dynamo=compiler)
+        compiler = _beside(COMPILER, disable=disable, graph_break=lambda msg="": None)
+        self._torch = _beside("torch", _dynamo=compiler)
 
     def stand_in(self, name: str, variables: Mapping[str, Any] | None, names: Any) -> Any:
         """Return what a function gets that imports ``names`` of a module, or None for its own.

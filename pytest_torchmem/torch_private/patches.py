@@ -124,6 +124,16 @@ def class_unless(
     return Kind(original.__name__, (), {"__doc__": original.__doc__, "in_trace": kind})
 
 
+class Instead:
+    """Stands in for an object: its attributes are what a function returns for their names."""
+
+    def __init__(self, attribute: Callable[[str], Any]) -> None:
+        self._attribute = attribute
+
+    def __getattr__(self, name: str) -> Any:
+        return self._attribute(name)
+
+
 class having(AbstractContextManager[None]):
     """A context in which an object of this package has other attributes."""
 
