@@ -469,12 +469,11 @@ def _outward(frame: FrameType | None) -> Iterator[FrameType]:
 
 def _of_user(innermost: FrameType | None) -> Iterator[FrameType]:
     """Yield the frames outside of torch and of this package, up to who asks for the trace."""
-    for frame in _outward(innermost):
-        kind = _classify(frame.f_code.co_filename)
-        if kind == _END:
-            return
+    frame = innermost
+    while frame is not None and (kind := _classify(frame.f_code.co_filename)) != _END:
         if kind == _USER:
             yield frame
+        frame = frame.f_back
 
 
 def _line_in(frame: FrameType) -> str:

@@ -329,8 +329,8 @@ class Ledger:
         record.lent = record.outdated = record.guessed = record.as_met = False
         record.content = record.assumption = None
         record.size, record.of_ranks, record.ends = 0, "", ()
-        if (before := self.records.get(address)) is not None:
-            self.forget(before)
+        if address in self.records:
+            self.forget(self.records[address])
             self.resized.pop(address, None)
         self.records[address] = record
         return record

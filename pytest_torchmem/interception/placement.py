@@ -47,7 +47,7 @@ from pytest_torchmem.torch_private.tensors import (
     view_base,
 )
 
-_HOST = torch.device("cpu")
+_CPU = torch.device("cpu")
 _tuple: Any = tuple.__new__
 """Makes a named tuple as its class does, without a call of Python for each storage."""
 _ACTIVATION, _WORKSPACE = Kind.ACTIVATION, Kind.WORKSPACE
@@ -97,7 +97,7 @@ def make_outputs(
             elif slot in storages:
                 tensor = output.on(storages[slot])
             else:
-                on = ledger.on(_HOST) if slot in plan.on_host else device
+                on = ledger.on(_CPU) if slot in plan.on_host else device
                 sure, memory = plan.confidences.get(slot, _EXACT), memories.get(slot)
                 tensor = make_hollow(ledger, output, nbytes, on, origin, sure, memory)
                 storages[slot] = tensor.untyped_storage()
@@ -314,7 +314,6 @@ def run_on_host(overload: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     return overload(*wrapped, **kwargs)
 
 
-_CPU = torch.device("cpu")
 _ledger = attrgetter("ledger")
 #: How torch begins (``compute_types`` in ATen/TensorIterator.cpp).
 ON_TWO_DEVICES = "Expected all tensors to be on the same device"

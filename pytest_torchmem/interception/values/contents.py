@@ -321,11 +321,6 @@ class Contents:
         self.are_of_ranks = False
         """Whether any content ever went by what other processes are taken to have."""
 
-    @property
-    def live(self) -> int:
-        """The bytes of all contents that are known."""
-        return self._ledger.known_bytes
-
     def known(self, record: StorageRecord) -> Tensor | None:
         """Return a storage's content as a flat uint8 tensor, ``None`` where it is not known."""
         if record.ends:

@@ -87,7 +87,7 @@ class KnownValues(Answers):
         if worth_knowing(dtype, elements):
             return True
         if self._budget is not None:
-            return self._budget.holds(self.contents.live + elements * dtype.itemsize)
+            return self._budget.holds(self._ledger.known_bytes + elements * dtype.itemsize)
         return self.mode.computes
 
     def begin_anew(self, record: StorageRecord, nbytes: int) -> None:
@@ -256,8 +256,7 @@ class KnownValues(Answers):
                     call.operator.copies_whole and self.contents.settle(call.records[:1])
                 )
                 self.show(plan, result, memories, unwritten=empty)
-            if line:
-                self._spread(call, result, line)
+            self._spread(call, result, line)
             return
         operator = call.operator
         if operator.record.unknown_outputs is not None and call.records and not operator.opaque:
@@ -346,11 +345,9 @@ class KnownValues(Answers):
             self._begin_writing(call, None)
         if not contents.are_known(call.records) or self._counts_others(call):
             return None
-        if not self.mode.computes and (of_torch or not self._is_small(call)):
+        if not self.mode.computes and (of_torch or not self._are_small(call)):
             return None
-        if self._budget is not None and not self._budget.affords(contents.live, call, NOTHING):
-            return None
-        if operator.random and not self._random_numbers.ready(call, NOTHING):
+        if not self._may_compute(call, NOTHING):
             return None
         written = call.written()
         copies = {
@@ -369,13 +366,14 @@ class KnownValues(Answers):
 
         return self._attempt(call, run)
 
-    def _is_small(self, call: Call) -> bool:
+    def _are_small(self, call: Call) -> bool:
         """Return whether a call's values are kept whatever else is computed, as far as it shows."""
         if call.operator.random and call.operator.shared.fills is not Fills.RANDOM:
             return False
-        return all(
-            worth_knowing(tensor.dtype, tensor.numel(), limit=self.limit) for tensor in call.tensors
-        )
+        return all(map(self._is_small, call.tensors))
+
+    def _is_small(self, tensor: Tensor) -> bool:
+        return worth_knowing(tensor.dtype, tensor.numel(), limit=self.limit)
 
     def note_body(
         self,
@@ -409,13 +407,11 @@ class KnownValues(Answers):
                 record = records.get(storage_address(tensor))
                 if record is None or record.address in given or tensor.shape != value.shape:
                     continue
-                small = worth_knowing(tensor.dtype, tensor.numel(), limit=self.limit)
-                if not self.mode.computes and not small:
+                if not self.mode.computes and not self._is_small(tensor):
                     self.contents.assume(record, None)
                     continue
                 self.contents.remember(record, computed.laid_out_as(tensor, value))
-            if line:
-                self._spread(call, result, line)
+            self._spread(call, result, line)
             return
         outputs = argument_tensors(result)
         if not of_torch:  # it has made them of anything
@@ -431,9 +427,7 @@ class KnownValues(Answers):
             self._assume(call, result)
             return
         self.take(result, real)
-        line = self.contents.of_others(call.records)
-        if line:
-            self._spread(call, result, line)
+        self._spread(call, result, self.contents.of_others(call.records))
 
     def _counts_others(self, call: Call) -> bool:
         """Return whether counts are asked for of what goes by what other processes have: the
@@ -554,8 +548,7 @@ class KnownValues(Answers):
                 continue
             if self.contents.known(record) is not None:
                 continue
-            small = worth_knowing(tensor.dtype, tensor.numel(), 0, self.limit)
-            if small or self.worth_knowing(tensor.dtype, tensor.numel()):
+            if self._is_small(tensor) or self.worth_knowing(tensor.dtype, tensor.numel()):
                 self.contents.remember(record, computed.laid_out_as(tensor, value))
 
     def give(self, results: list[Tensor], values: Iterable[Tensor] | None) -> None:
@@ -567,14 +560,19 @@ class KnownValues(Answers):
                 self.contents.remember(record, computed.laid_out_as(tensor, value.to(tensor.dtype)))
 
     def _compute_whatever(self, call: Call, plan: Plan) -> Mapping[int, Tensor] | None:
-        operator, contents = call.operator, self.contents
+        operator = call.operator
         if operator.opaque and operator.overload.namespace == "c10d":
             return None  # other processes would have to be there
-        if self._budget is not None and not self._budget.affords(contents.live, call, plan):
-            return None
-        if operator.random and not self._random_numbers.ready(call, plan):
+        if not self._may_compute(call, plan):
             return None
         return self._attempt(call, lambda: self._run_whole(call, plan))
+
+    def _may_compute(self, call: Call, plan: Plan) -> bool:
+        """Return whether a call is within the budget, and its generator where it would be."""
+        live, budget = self._ledger.known_bytes, self._budget
+        if budget is not None and not budget.affords(live, call, plan):
+            return False
+        return not call.operator.random or self._random_numbers.ready(call, plan)
 
     def _copy(self, call: Call, copies: list[messages.Copy], of_others: bool) -> None:
         """Let a collective's outputs have values, where those that they are made of are known.
@@ -605,7 +603,9 @@ class KnownValues(Answers):
         return self._attribution.user_line() or "the traced program"
 
     def _spread(self, call: Call, result: Any, line: str) -> None:
-        """Let what was computed go by what other processes are taken to have."""
+        """Let what was computed go by what other processes are taken to have, if a line says so."""
+        if not line:
+            return
         written = call.operator.written(call.args, call.kwargs)
         for tensor in argument_tensors([result, list(written)]):
             record = self._ledger.records.get(storage_address(tensor))
@@ -716,7 +716,7 @@ class KnownValues(Answers):
                     continue
                 nbytes = tensor.untyped_storage().nbytes()
                 if tensor.numel() * tensor.element_size() == nbytes and (
-                    worth_knowing(tensor.dtype, tensor.numel(), limit=self.limit)
+                    self._is_small(tensor)
                     or (self.mode.computes and self.worth_knowing(tensor.dtype, tensor.numel()))
                 ):
                     self._overwrite(call, tensor, record, nbytes)

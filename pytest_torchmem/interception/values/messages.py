@@ -35,7 +35,7 @@ class Copy(NamedTuple):
 
 
 _FEW = 16
-"""Elements of floating tensors that are statistics, which all processes have alike."""
+"""Elements of floating tensors that are flags and statistics, which all processes have alike."""
 
 
 class Place(NamedTuple):
@@ -222,8 +222,6 @@ def _functional(place: Place, name: str, value: Tensor) -> Tensor:
     return place.reduced(value).to(value.dtype, copy=True)
 
 
-_LARGEST_FLOATING = 16
-"""Elements of floating tensors that are flags and statistics, rather than parameters."""
 _LARGEST_OBJECT = 1 << 26
 """Elements of other tensors: an object's bytes, the state of an optimizer say."""
 _EVERYBODY = -1
@@ -491,7 +489,7 @@ def _record(call: Call, tensor: Tensor) -> Any:
 
 def _is_small(tensor: Tensor) -> bool:
     if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
-        return tensor.numel() <= _LARGEST_FLOATING
+        return tensor.numel() <= _FEW
     return tensor.numel() <= _LARGEST_OBJECT
 
 
