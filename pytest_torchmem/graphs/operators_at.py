@@ -12,7 +12,7 @@ is compared each call has one workspace of these bytes, taken last, for all that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -31,6 +31,7 @@ from pytest_torchmem.profile.timeline import (
     Phase,
     Timeline,
 )
+from pytest_torchmem.step.trees import argument_leaves, replace_leaves
 from pytest_torchmem.tracing.trace import trace
 
 
@@ -198,14 +199,19 @@ class OperatorsAt:
         """Return the bytes that each leaves, and then its workspace; nothing of what raised."""
         can_be = [one for one in asked if one.not_at(sizes) is None]
 
+        def number(polynomial: Polynomial) -> int:
+            return int(polynomial(sizes))
+
         def tensor(one: _Fitted) -> Tensor:
-            return torch.empty_strided(one.shape, one.stride, dtype=one.dtype, device=self._device)
+            geometry = replace_leaves((one.shape, one.stride), Polynomial, number)
+            return torch.empty_strided(*geometry, dtype=one.dtype, device=self._device)
 
         @torch.no_grad()
         def run() -> None:
-            for number, one in enumerate(can_be):
-                args, kwargs = _replaced(one.arguments(sizes), _Fitted, tensor)
-                token = GRAPH_NODE.set(str(number))
+            for place, one in enumerate(can_be):
+                given = replace_leaves(one.arguments, _Fitted, tensor)
+                args, kwargs = replace_leaves(given, Polynomial, number)
+                token = GRAPH_NODE.set(str(place))
                 try:
                     one.spec.overload(*args, **kwargs)
                 except Exception:
@@ -233,10 +239,17 @@ class _Growing:
     """The call of an operator, with its arguments as polynomials of sizes."""
 
     def __init__(self, spec: OperatorSpec, arguments: Any, origin: Origin, decides: bool) -> None:
-        self.spec, self._arguments, self._origin = spec, arguments, origin
+        self.spec, self.arguments, self._origin = spec, arguments, origin
         self.decides = decides
         """Whether its kernel decides how much it takes."""
         self.agrees = arguments is not None
+        self._polynomials = [
+            polynomial
+            for leaf in argument_leaves(arguments, (Polynomial, _Fitted))
+            for polynomial in argument_leaves(
+                (leaf.shape, leaf.stride) if isinstance(leaf, _Fitted) else leaf, Polynomial
+            )
+        ]
         self.base: tuple[int, ...] = ()
         """What it answered at the largest of the fitted sizes."""
         self.places: list[int] = []
@@ -263,11 +276,7 @@ class _Growing:
 
     def not_at(self, sizes: Sizes) -> str | None:
         """Return why the operator has no arguments at some sizes, or None."""
-        if self._arguments is None:
-            return None
-        polynomials: list[Polynomial] = []
-        _replaced(self._arguments, Polynomial, polynomials.append)
-        for polynomial in polynomials:
+        for polynomial in self._polynomials:
             value = polynomial(sizes)
             if value.denominator != 1:
                 return (
@@ -275,9 +284,6 @@ class _Growing:
                     f"{float(value):g}: how the program rounds it is not known"
                 )
         return None
-
-    def arguments(self, sizes: Sizes) -> Any:
-        return _replaced(self._arguments, Polynomial, lambda one: int(one(sizes)))
 
 
 class _Unlike(Exception):
@@ -313,15 +319,3 @@ def _fitted(values: Sequence[Any], grid: Grid) -> Any:
     if kind is bool and any(value is not last for value in values):
         raise _Unlike
     return last  # no kernel takes more for another number with a point
-
-
-def _replaced(value: Any, kind: type, function: Callable[[Any], Any]) -> Any:
-    if isinstance(value, kind):
-        return function(value)
-    if isinstance(value, _Fitted):
-        return _Fitted(*(_replaced(part, kind, function) for part in value))
-    if isinstance(value, dict):
-        return {name: _replaced(item, kind, function) for name, item in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_replaced(item, kind, function) for item in value)
-    return value
