@@ -1,7 +1,7 @@
 """From an allocator's events or history to a timeline with phases and names of storages."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -117,7 +117,6 @@ def build_timeline(
             "the step runs torch.profiler itself, which ends the recording of its allocations: "
             "remove the profiler from the measured step, or use trace()"
         )
-    changes = deque(_phase_changes(recording.ranges, step))
     live: dict[int, recorded.MemoryEvent] = {}
     during: list[recorded.MemoryEvent] = []
     for event in recording.events:
@@ -129,62 +128,65 @@ def build_timeline(
             live[event.pointer] = event
         else:
             live.pop(event.pointer, None)
-    builder = Builder()
-    builder.begin(Phase.BASELINE)
-    for event in [*live.values(), *during]:
-        while changes and changes[0][0] <= event.time:
-            builder.begin(changes.popleft()[1])
-        if event.nbytes > 0:
-            # Factories are left out unless there is nothing else. An allocation that no operator
-            # made has the name of the autograd node or ``record_function`` that it was made in.
-            names = tuple(name for name in event.path if not name.startswith(recorded.MARKS))
-            made = tuple(name for name in names if name not in _FACTORIES)
-            path = made or names[-1:]
-            phase = builder.phases[-1][1]
-            label = before.get(event.pointer) if phase is Phase.BASELINE else None
+    happened = (
+        (event.time, event.pointer, event.nbytes, _made_in(event.path))
+        for event in [*live.values(), *during]
+    )
+    changes = [(0, Phase.BASELINE), *_phase_changes(recording.ranges, step)]
+    return _timeline(happened, changes, before, after)
+
+
+def _made_in(path: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the functions that an allocation is of, outermost first.
+
+    Factories are left out unless there is nothing else. An allocation that no operator made has the
+    name of the autograd node or ``record_function`` that it was made in.
+    """
+    names = tuple(name for name in path if not name.startswith(recorded.MARKS))
+    return tuple(name for name in names if name not in _FACTORIES) or names[-1:]
+
+
+def _timeline(
+    happened: Iterable[tuple[int, int, int, tuple[str, ...]]],
+    changes: Iterable[tuple[int, Phase]],
+    before: Mapping[int, Label],
+    after: Mapping[int, Label],
+) -> Timeline:
+    """Return the timeline of requests and releases: when they were, address, bytes (of a release
+    below 0), and what a request was made in. ``changes`` tell when phases began.
+
+    A release is that of the last request at its address.
+    """
+    waiting = deque(changes)
+    phases: list[tuple[int, Phase]] = []
+    allocations: list[Allocation] = []
+    events: list[int] = []
+    live: dict[int, int] = {}
+
+    def begin() -> None:
+        phases.append((len(events), waiting.popleft()[1]))
+
+    for time, address, nbytes, path in happened:
+        while waiting and waiting[0][0] <= time:
+            begin()
+        if nbytes > 0:
+            phase = phases[-1][1]
+            label = before.get(address) if phase is Phase.BASELINE else None
+            unnamed = {"kind": Kind.OTHER, "label": " > ".join(path)}
+            known = unnamed if label is None else label._asdict()
             origin = Origin(phase, operator=path[-1] if path else "")
-            builder.request(event.pointer, event.nbytes, origin, label, " > ".join(path))
-        elif event.nbytes < 0:
-            builder.release(event.pointer)
-    for _, phase in changes:
-        builder.begin(phase)
-    return builder.timeline(after)
-
-
-class Builder:
-    """Matches releases with requests by address."""
-
-    def __init__(self) -> None:
-        self.phases: list[tuple[int, Phase]] = []
-        self._allocations: list[Allocation] = []
-        self._events: list[int] = []
-        self._live: dict[int, int] = {}
-
-    def begin(self, phase: Phase) -> None:
-        self.phases.append((len(self._events), phase))
-
-    def request(
-        self, address: int, nbytes: int, origin: Origin, label: Label | None, made_in: str = ""
-    ) -> None:
-        """Add an allocation, which has a label or else is only known by what it was ``made_in``."""
-        known = {"kind": Kind.OTHER, "label": made_in} if label is None else label._asdict()
-        self._live[address] = len(self._allocations)
-        self._allocations.append(Allocation(nbytes, origin=origin, **known))
-        self._events.append(len(self._allocations))
-
-    def release(self, address: int) -> None:
-        index = self._live.pop(address, None)
-        if index is not None:
-            self._events.append(-(index + 1))
-
-    def timeline(self, after: Mapping[int, Label]) -> Timeline:
-        """Return the timeline; ``after`` names what is alive at the end and has no name yet."""
-        for address, label in after.items():
-            index = self._live.get(address)
-            if index is not None and self._allocations[index].kind is Kind.OTHER:
-                named = self._allocations[index]._replace(**label._asdict())
-                self._allocations[index] = named
-        return Timeline(tuple(self._allocations), tuple(self._events), tuple(self.phases))
+            live[address] = len(allocations)
+            allocations.append(Allocation(nbytes, origin=origin, **known))
+            events.append(len(allocations))
+        elif nbytes and address in live:
+            events.append(-(live.pop(address) + 1))
+    while waiting:
+        begin()
+    for address, label in after.items():  # of what is alive at the end and has no name yet
+        index = live.get(address)
+        if index is not None and allocations[index].kind is Kind.OTHER:
+            allocations[index] = allocations[index]._replace(**label._asdict())
+    return Timeline(tuple(allocations), tuple(events), tuple(phases))
 
 
 def _phase_changes(
@@ -224,26 +226,15 @@ def timeline_of(
     address, at the beginning of the step and at its end. A block that was there before the history
     began is not part of it.
     """
-    builder = Builder()
-    waiting = deque(boundaries)
-    counted = 0
 
-    def begin_phases() -> None:
-        while waiting and waiting[0][0] <= counted:
-            builder.begin(waiting.popleft()[1])
+    def happened() -> Iterator[tuple[int, int, int, tuple[str, ...]]]:
+        counted = 0
+        for entry in history:
+            action, address, nbytes = entry["action"], entry["addr"], entry["size"]
+            if action in (REQUEST, ASKED_BACK):
+                yield counted, address, nbytes if action == REQUEST else 0, ()
+                counted += 1
+            elif action == RELEASE:
+                yield counted - 1, address, -nbytes, ()
 
-    begin_phases()
-    for entry in history:
-        action, address = entry["action"], entry["addr"]
-        if action in (REQUEST, ASKED_BACK):
-            begin_phases()
-            counted += 1
-        if action == REQUEST:
-            phase = builder.phases[-1][1] if builder.phases else Phase.BASELINE
-            label = before.get(address) if phase is Phase.BASELINE else None
-            builder.request(address, entry["size"], Origin(phase), label)
-        elif action == RELEASE:
-            builder.release(address)
-    counted = max([counted, *(start for start, _ in waiting)])
-    begin_phases()
-    return builder.timeline(after)
+    return _timeline(happened(), boundaries, before, after)
