@@ -239,23 +239,12 @@ _BY_SCALARS = "_foreach_addcdiv _foreach_addcmul"
 _IN_PLACE = "_foreach_addcdiv_ _foreach_addcmul_"
 
 
-@operator(
+operator(
     *aten(f"{_BY_SCALARS} {_IN_PLACE}", ".Tensor"),
     across_devices=True,
     of_host="scalars",
     elsewhere="Expected scalars to be on CPU, got {device} instead.",
-).check("cuda")
-def as_many_scalars(input: Sequence[Tensor], scalars: Tensor) -> None:
-    """native/ForeachUtils.h, convert_tensor_to_scalar_list."""
-    if scalars.dim() != 1:
-        raise RuntimeError(
-            f"Expected packed scalar Tensor to be of dimension 1. Got {scalars.dim()} instead."
-        )
-    if scalars.numel() != len(input):
-        raise RuntimeError(
-            f"Expected length of scalars to match input of length {len(input)} but got "
-            f"{scalars.numel()} instead."
-        )
+)
 
 
 @operator(*aten(_BY_SCALARS, ".Tensor")).meta("cuda")
