@@ -13,14 +13,20 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
+from weakref import ref
 
 import torch
 from torch import Tensor
 
 from pytest_torchmem.operators.workspace import Buffer, on_meta
-from pytest_torchmem.step.trees import replace_tensors
+from pytest_torchmem.step.trees import (
+    argument_leaves,
+    argument_tensors,
+    replace_leaves,
+    replace_tensors,
+)
 from pytest_torchmem.torch_private import keys
-from pytest_torchmem.torch_private.kernels import run_composite_implicit
+from pytest_torchmem.torch_private.kernels import Ran, recorded, run_composite_implicit
 
 
 class Trace(Protocol):
@@ -64,6 +70,33 @@ class CompositeCall(GivenCall):
             return run_composite_implicit(self.overload, *args, **kwargs)
         with keys.below_autograd():
             return self.overload(*args, **kwargs)
+
+    def as_on_meta(self) -> Any:
+        """Run the operators that ATen's own kernel calls for arguments on ``meta``: what it asks
+        whether they are on the CPU, it answers there as it does of a GPU.
+        """
+        # In inference mode operators come as they are called, composite ones too.
+        with self.trace.working(), torch.inference_mode(False):
+            beside = replace_tensors((list(self.args), dict(self.kwargs)), on_meta)
+            result, every = recorded(self.overload, *beside[0], **beside[1])
+        own = [ref(tensor) for tensor in argument_tensors(beside)]
+        given = argument_tensors((self.args, self.kwargs))
+        meant = {id(one): tensor for one, tensor in zip(own, given, strict=True)}
+        for ran in every:
+            _run_again(ran, meant)
+        returned = replace_tensors(result, lambda tensor: meant[id(ref(tensor))])
+        while meant:  # C++ gives back the last first
+            meant.popitem()
+        return returned
+
+
+def _run_again(ran: Ran, meant: dict[int, Tensor]) -> None:
+    """Run an operator on the tensors that are meant by weak references, by the ids of these."""
+    for one in ran.gone:
+        meant.pop(id(one), None)
+    args, kwargs = replace_leaves((ran.args, ran.kwargs), ref, lambda one: meant[id(one)])
+    made = argument_tensors(ran.operator(*args, **kwargs))
+    meant.update((id(one), made.pop(0)) for one in argument_leaves(ran.result, ref))
 
 
 def meta_result(operator: keys.OpOverload, *args: Any, **kwargs: Any) -> Any:

@@ -2,25 +2,19 @@
 (native/cuda/SpectralOps.cpp), batches as one dimension.
 
 In half precision a GPU has them and the CPU has not: ``promote_type_fft`` of native/SpectralOps.cpp
-refuses it of a tensor that it takes to be on the CPU, before any kernel is asked. What follows it
-there is done here.
+refuses it of a tensor that it takes to be on the CPU, before any kernel is asked, and not of one on
+``meta``.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from pytest_torchmem.operators.calls import CompositeCall
 from pytest_torchmem.operators.registry import aten, operator
-from pytest_torchmem.operators.workspace import (
-    Workspace,
-    dense_bytes,
-    on_meta,
-    scalar_type,
-    unknown,
-)
+from pytest_torchmem.operators.workspace import Workspace, dense_bytes, on_meta, unknown
 
 _aten: Any = torch.ops.aten
 _CUFFT_DIMENSIONS = 3
@@ -173,158 +167,16 @@ def _copied_for_cufft(self: Tensor, dims: Sequence[int]) -> int:
     return dense_bytes(self) if copied else 0
 
 
-_FORWARD = {None: 0, "backward": 0, "ortho": 1, "forward": 2}
-_INVERSE = {None: 2, "backward": 2, "ortho": 1, "forward": 0}
-"""``fft_norm_mode`` by its name; ``norm_from_string``."""
+_TRANSFORMS = """
+    fft_fft fft_ifft fft_rfft fft_irfft fft_hfft fft_ihfft fft_fft2 fft_ifft2 fft_rfft2 fft_irfft2
+    fft_hfft2 fft_ihfft2 fft_fftn fft_ifftn fft_rfftn fft_irfftn fft_hfftn fft_ihfftn
+"""
 
 
-class Asked(NamedTuple):
-    """What is asked of a transform, by the names of the schemas' arguments."""
-
-    input: Tensor
-    n: int | None = None
-    s: Sequence[int] | None = None
-    dim: Any = None
-    norm: str | None = None
-    out: Tensor | None = None
-
-    def mode(self, modes: Mapping[str | None, int]) -> int:
-        """Return the number of the normalization."""
-        if self.norm not in modes:
-            raise RuntimeError(f'Invalid normalization mode: "{self.norm}"')
-        return modes[self.norm]
-
-
-_Transform = Callable[[CompositeCall, Asked], Any]
-
-
-def _of_half(names: str) -> Callable[[_Transform], None]:
-    """Have a function be what transforms of half precision run on cuda, also with ``out``."""
-
-    def register(transform: _Transform) -> None:
-        def path(call: CompositeCall, asked: Asked) -> Any:
-            return transform(call, asked) if asked.input.dtype is torch.float16 else call()
-
-        path.__doc__ = transform.__doc__
-        operator(*aten(names), *aten(names, ".out")).path("cuda")(path)
-
-    return register
-
-
-@_of_half("fft_fftn fft_ifftn fft_fft2 fft_ifft2 fft_irfftn fft_irfft2 fft_hfftn fft_hfft2")
-def of_complex_numbers(call: CompositeCall, asked: Asked) -> Any:
-    """Those that make complex numbers of their input first (``promote_tensor_fft``)."""
-    return call.of(asked.input.to(torch.complex32), *call.args[1:], **call.kwargs)
-
-
-@_of_half("fft_irfft fft_hfft")
-def to_real(call: CompositeCall, asked: Asked) -> Any:
-    """The same, of which ``fft_c2r`` keeps only what is resized."""
-    input, n, dim = asked.input.to(torch.complex32), asked.n, asked.dim
-    if n is not None and n >= 1:
-        input = _resized(input, [_of_wrapped(input, dim)], [n // 2 + 1])
-    others = {name: one for name, one in call.kwargs.items() if name not in ("n", "dim")}
-    return call.of(input, n, dim, *call.args[3:], **others)
-
-
-@_of_half("fft_fft fft_rfft fft_ifft fft_ihfft")
-def from_real(call: CompositeCall, asked: Asked) -> Any:
-    """``fft_r2c``."""
-    name = str(call.overload.name()).partition("::")[2].partition(".")[0]
-    forward, onesided = name in ("fft_fft", "fft_rfft"), name in ("fft_rfft", "fft_ihfft")
-    input, n, out = asked.input, asked.n, asked.out
-    _complex_output(name, out)
-    dim = _of_wrapped(input, asked.dim)
-    _some_points([input.shape[dim] if n is None else n])
-    input = input if n is None else _resized(input, [dim], [n])
-    given = (input, [dim], asked.mode(_FORWARD if forward else _INVERSE), onesided)
-    if forward:
-        return _into(_aten._fft_r2c, out, *given)
-    return _conjugated(_aten._fft_r2c.default(*given), out)
-
-
-@_of_half("fft_rfftn fft_rfft2")
-def real_of_several_dimensions(call: CompositeCall, asked: Asked) -> Any:
-    """fft_rfftn_impl."""
-    shape, dims = _shape_and_dims("rfftn", asked)
-    input, mode = _resized(asked.input, dims, shape), asked.mode(_FORWARD)
-    _complex_output("rfftn", asked.out)
-    return _into(_aten._fft_r2c, asked.out, input, dims, mode, True)
-
-
-@_of_half("fft_ihfftn fft_ihfft2")
-def hermitian_of_several_dimensions(call: CompositeCall, asked: Asked) -> Any:
-    """fft_ihfftn_impl."""
-    shape, dims = _shape_and_dims("ihfftn", asked)
-    input, mode = _resized(asked.input, dims, shape), asked.mode(_INVERSE)
-    found = _aten._fft_r2c.default(input, dims[-1:], mode, True)
-    if len(dims) == 1:
-        return _conjugated(found, asked.out)
-    found = torch.conj_physical(found)
-    _complex_output("ihfftn", asked.out)
-    return _into(_aten._fft_c2c, asked.out, found, dims[:-1], mode, False)
-
-
-def _into(transform: Any, out: Tensor | None, *given: Any) -> Tensor:
-    """Return a transform, in ``out`` where there is one."""
-    made: Tensor = transform.default(*given) if out is None else transform.out(*given, out=out)
-    return made
-
-
-def _conjugated(found: Tensor, out: Tensor | None) -> Tensor:
-    return found.conj() if out is None else torch.conj_physical(found, out=out)
-
-
-def _of_wrapped(tensor: Tensor, dim: int) -> int:
-    """``maybe_wrap_dim``; a size is asked for to be refused in its words."""
-    tensor.size(dim)
-    return dim % tensor.dim()
-
-
-def _some_points(sizes: Sequence[int]) -> None:
-    for size in sizes:
-        if size < 1:
-            raise RuntimeError(f"Invalid number of data points ({size}) specified")
-
-
-def _complex_output(name: str, out: Tensor | None) -> None:
-    if out is not None and not out.is_complex():
-        name = name.removeprefix("fft_")
-        raise RuntimeError(f"{name} expects a complex output tensor, but got {scalar_type(out)}")
-
-
-def _shape_and_dims(name: str, asked: Asked) -> tuple[list[int], list[int]]:
-    """canonicalize_fft_shape_and_dim_args."""
-    tensor, s, dim = asked.input, asked.s, asked.dim
-    first = 0 if s is None else tensor.dim() - len(s)
-    if s is not None and dim is not None and len(s) != len(dim):
-        raise RuntimeError("When given, dim and shape arguments must have the same length")
-    if first < 0:
-        raise RuntimeError(
-            f"Got shape with {tensor.dim() - first} values but input tensor only has "
-            f"{tensor.dim()} dimensions."
-        )
-    dims = range(first, tensor.dim()) if dim is None else [_of_wrapped(tensor, at) for at in dim]
-    if len(set(dims)) != len(dims):
-        raise RuntimeError("FFT dims must be unique")
-    sizes = [-1] * len(dims) if s is None else s
-    shape = [tensor.shape[at] if size == -1 else size for at, size in zip(dims, sizes, strict=True)]
-    _some_points(shape)
-    if not shape:
-        raise RuntimeError(f"{name} must transform at least one axis")
-    return shape, list(dims)
-
-
-def _resized(tensor: Tensor, dims: Sequence[int], sizes: Sequence[int]) -> Tensor:
-    """resize_fft_input: cut first, then padded as a whole."""
-    padding, pad = [0] * (2 * tensor.dim()), False
-    for dim, size in zip(dims, sizes, strict=True):
-        missing = size - tensor.shape[dim]
-        if missing > 0:
-            padding[-2 * dim - 1], pad = missing, True
-        elif missing < 0:
-            tensor = tensor.narrow(dim, 0, size)
-    return torch.constant_pad_nd(tensor, padding) if pad else tensor
+@operator(*aten(_TRANSFORMS), *aten(_TRANSFORMS, ".out")).path("cuda")
+def in_half(call: CompositeCall, input: Tensor) -> Any:
+    """Of half precision as on ``meta``; native/SpectralOps.cpp, promote_type_fft."""
+    return call.as_on_meta() if input.dtype is torch.float16 else call()
 
 
 @operator("aten::_fft_c2c", "aten::_fft_r2c", "aten::_fft_c2r").check("cuda")

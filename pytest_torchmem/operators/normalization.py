@@ -9,7 +9,6 @@ the first or last dimension; native/Normalization.cpp.
 
 import math
 from collections.abc import Sequence
-from functools import cache
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -39,7 +38,7 @@ from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
 from pytest_torchmem.torch_private.keys import below_autograd
 from pytest_torchmem.torch_private.names import TORCH_VERSION
-from pytest_torchmem.torch_private.tensors import nested_sizes, saved_by
+from pytest_torchmem.torch_private.tensors import nested_sizes
 
 operator("aten::native_layer_norm").workspace("cuda")(
     copied(first=True, input=CONTIGUOUS, weight=CONTIGUOUS, bias=CONTIGUOUS)
@@ -303,23 +302,7 @@ def group_norm(call: CompositeCall, input: Tensor) -> Any:
     What is normalised, and kept for the backward, is a contiguous copy. torch 2.14 has a kernel for
     channels-last instead.
     """
-    if input.is_contiguous():
-        return call()
-    with call.trace.working():
-        copies = _group_norm_copies()
-    if not copies:
-        return call()
-    return call.of(input.contiguous(), *call.args[1:], **call.kwargs)
-
-
-@cache
-def _group_norm_copies() -> bool:
-    """Return whether the composite itself makes its input contiguous; ``meta`` is no CPU either."""
-    with torch.inference_mode(False), torch.enable_grad():
-        image = torch.empty((1, 2, 2, 2), device="meta", requires_grad=True)
-        turned = image.contiguous(memory_format=torch.channels_last)
-        node: Any = torch.group_norm(turned, 1).grad_fn
-    return bool(saved_by(node, "input").is_contiguous())
+    return call() if input.is_contiguous() else call.as_on_meta()
 
 
 class GroupNorm(NamedTuple):

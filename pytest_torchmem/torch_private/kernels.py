@@ -15,7 +15,8 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
+from weakref import ReferenceType, ref
 
 import torch
 from torch import Tensor
@@ -251,3 +252,42 @@ def run_on_meta(operator: keys.OpOverload, *args: Any, **kwargs: Any) -> Any:
         # That of ``index_add`` looks at the first row, also where there is none
         # (native/TensorAdvancedIndexing.cpp, index_func_meta_impl).
         return operator(*args, **kwargs)
+
+
+class Ran(NamedTuple):
+    """An operator that ran, with weak references in the place of tensors."""
+
+    operator: keys.OpOverload
+    args: Any
+    kwargs: Any
+    result: Any
+    gone: list[ReferenceType[Tensor]]
+    """The tensors that were given back before."""
+
+
+class _Recording(_OnlyGeometry):
+    """Notes the operators that run, as they come below autograd."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.ran: list[Ran] = []
+        self._met: list[ReferenceType[Tensor]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        gone = [one for one in self._met if one() is None]
+        result = func(*args, **(kwargs or {}))
+        given = args, kwargs or {}, result
+        args, kwargs, made = tree_map_only(Tensor, self._note, given)
+        self.ran.append(Ran(func, args, kwargs, made, gone))
+        return result
+
+    def _note(self, tensor: Tensor) -> ReferenceType[Tensor]:
+        self._met.append(ref(tensor))  # the same for a tensor as long as it lives
+        return self._met[-1]
+
+
+def recorded(operator: keys.OpOverload, *args: Any, **kwargs: Any) -> tuple[Any, list[Ran]]:
+    """Return what an operator returns, and the operators that it called."""
+    with cast(Any, _Recording)() as recording:
+        result = operator(*args, **kwargs)
+    return result, recording.ran

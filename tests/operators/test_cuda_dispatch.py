@@ -12,7 +12,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pytest_torchmem import trace
-from pytest_torchmem.operators.normalization import _group_norm_copies
 from pytest_torchmem.torch_private.names import TORCH_VERSION
 from tests.results import in_a_trace
 
@@ -311,7 +310,6 @@ def test_ctc_loss(options: dict[str, Any], expected: str, lengths_in_tensors: bo
 
 @pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
 def test_group_norm_without_gradients(context: Any) -> None:
-    _group_norm_copies.cache_clear()
     image = torch.ones(2, 8, 4, 8).contiguous(memory_format=torch.channels_last)
 
     def body() -> None:
