@@ -13,6 +13,7 @@ is compared each call has one workspace of these bytes, taken last, for all that
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -28,7 +29,6 @@ from pytest_torchmem.profile.timeline import (
     Kind,
     OperatorCall,
     Origin,
-    Phase,
     Timeline,
 )
 from pytest_torchmem.step.trees import argument_leaves, replace_leaves
@@ -51,69 +51,40 @@ class Comparable(NamedTuple):
 
 def comparable(profile: MemoryProfile) -> Comparable:
     """Return the timeline of a trace with the same peaks, and one workspace for each operator."""
-    walk, made = _Walk(profile.timeline), []
-    calls = profile.calls or ()
+    timeline, calls, changes = profile.timeline, profile.calls or (), profile.timeline.changes()
+    allocations: list[Allocation] = []
+    events: list[int] = []
+    numbers: dict[int, int] = {}
+    made = []
+    after = [0]
+    """How many events there are after so many of the profile's."""
+
+    def copy(event: int) -> None:
+        if event > 0:
+            allocations.append(timeline.allocations[event - 1])
+            numbers[event] = len(allocations)
+        events.append(numbers[event] if event > 0 else -numbers[-event])
+
+    def outside(stop: int) -> None:
+        for event in timeline.events[len(after) - 1 : stop]:
+            copy(event)
+            after.append(len(events))
+
     for call in calls:
-        walk.outside(call.start)
-        first = len(walk.allocations)
-        walk.through(call)
-        made.append(range(first, len(walk.allocations)))
-    walk.outside(len(profile.timeline.events))
-    timeline = Timeline(tuple(walk.allocations), tuple(walk.events), tuple(walk.phases))
-    return Comparable(timeline, calls, tuple(made))
-
-
-class _Walk:
-    """A walk through a timeline that writes another."""
-
-    def __init__(self, timeline: Timeline) -> None:
-        self._timeline = timeline
-        self._position = 0
-        self._upcoming = list(timeline.phases[::-1])
-        self._numbers: dict[int, int] = {}
-        self.allocations: list[Allocation] = []
-        self.events: list[int] = []
-        self.phases: list[tuple[int, Phase]] = []
-
-    def outside(self, stop: int) -> None:
-        """Copy what belongs to no operator."""
-        while self._upcoming and self._upcoming[-1][0] <= stop:
-            start, phase = self._upcoming.pop()
-            self._copy(self._taken(start))
-            self.phases.append((len(self.events), phase))
-        self._copy(self._taken(stop))
-
-    def through(self, call: OperatorCall) -> None:
-        """Copy what an operator leaves, and then its workspace."""
-        events = self._taken(call.stop)
-        made = {event for event in events if event > 0}
-        given_back = {-event for event in events if event < 0} & made
-        self._copy(tuple(event for event in events if abs(event) not in given_back))
-        live = most = 0
-        for event in events:
-            nbytes = self._timeline.allocations[abs(event) - 1].nbytes
-            live += nbytes if event > 0 else -nbytes
-            most = max(most, live)
-        number = self._add(Allocation(most - live, Kind.WORKSPACE, call.origin))
-        self.events += [number, -number]
-
-    def _taken(self, stop: int) -> tuple[int, ...]:
-        """Go on to where ``stop`` events have happened, and return those on the way."""
-        events = self._timeline.events[self._position : stop]
-        self._position = max(stop, self._position)
-        return events
-
-    def _copy(self, events: tuple[int, ...]) -> None:
-        for event in events:
-            if event > 0:
-                self._numbers[event] = self._add(self._timeline.allocations[event - 1])
-                self.events.append(self._numbers[event])
-            else:
-                self.events.append(-self._numbers[-event])
-
-    def _add(self, allocation: Allocation) -> int:
-        self.allocations.append(allocation)
-        return len(self.allocations)
+        outside(call.start)
+        first, part = len(allocations), timeline.events[len(after) - 1 : call.stop]
+        given_back = {-event for event in part if event < 0}.intersection(part)
+        for event in part:
+            if abs(event) not in given_back:
+                copy(event)
+        held = [0, *accumulate(changes[event] for event in part)]
+        allocations.append(Allocation(max(held) - held[-1], Kind.WORKSPACE, call.origin))
+        events += [len(allocations), -len(allocations)]
+        after += [len(events)] * len(part)
+        made.append(range(first, len(allocations)))
+    outside(len(timeline.events))
+    phases = tuple((after[start], phase) for start, phase in timeline.phases)
+    return Comparable(Timeline(tuple(allocations), tuple(events), phases), calls, tuple(made))
 
 
 _MACHINE = ("device", "gpu", "host", "calibration", "cudnn", "gpus")
