@@ -416,12 +416,20 @@ def fact_rule(
             cause(
                 name,
                 rows(evidence, change),
+                None,
+                _call(evidence, change) if topic == Topic.ARGUMENTS else None,
                 module=evidence.module(change.name, values.get("numbers", "")),
                 **{"name": change.name, **values},
             )
             for change in evidence.about(topic)
             for values in told(change)
         )
+
+
+def _call(evidence: Evidence, change: FactChange) -> Origin | None:
+    """Return where a module is called, if that is known."""
+    line = evidence.ran.called_from(change.name)
+    return Origin(Phase.FORWARD, change.name, "", line) if line else None
 
 
 def total(rows: Iterable[Row]) -> int:
@@ -560,7 +568,8 @@ def _in_order(evidence: Evidence) -> list[Cause]:
     elif _LAST not in ranks.values():
         return []  # the largest row says more than a cause of a small part
     # Rules find in their order, which stays among causes of equal weight.
-    return sorted(weighty, key=lambda one: (ranks[one.rule], -one.nbytes))
+    # What a call says does something, where an attribute may do nothing.
+    return sorted(weighty, key=lambda one: (ranks[one.rule], -one.nbytes, one.rule != "arguments"))
 
 
 def within(pattern: str, module: str) -> bool:

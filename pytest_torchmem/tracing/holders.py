@@ -149,8 +149,12 @@ class HeldNames:
             if not self._making and _is_in_comprehension(frame):
                 self._making = f"that {function}{running} makes"
             for name, value in tuple(frame.f_locals.items()):
-                filled = isinstance(value, (Tensor, *_CONTAINERS)) and filled_at(
-                    code.co_filename, code.co_firstlineno, name
+                place, is_tensor = (
+                    (code.co_filename, code.co_firstlineno),
+                    isinstance(value, Tensor),
+                )
+                filled = (is_tensor or isinstance(value, _CONTAINERS)) and filled_at(
+                    *place, name, is_tensor=is_tensor
                 )
                 self._note(f"{name} of {function}{filled or running}", value)
         for variable, value in copy_context().items():
@@ -250,7 +254,9 @@ class HeldNames:
             return "what a selective checkpoint saves"
         name, outermost = self._called(owner)
         kind = type(owner)
-        filled = filled_at(file_of(kind), kind.__qualname__.rpartition(".")[2], key)
+        is_tensor = isinstance(getattr(owner, "__dict__", {}).get(key), Tensor)
+        name_of_kind = kind.__qualname__.rpartition(".")[2]
+        filled = filled_at(file_of(kind), name_of_kind, key, is_tensor=is_tensor)
         own = _attribute(name, key)
         own = re.sub(r" \([^()]*\)$", "", own) + filled if filled else own
         return own + self._around(outermost)

@@ -11,8 +11,9 @@ import ast
 import linecache
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
+from types import FunctionType
 from typing import Any
 
 from torch import nn
@@ -43,11 +44,12 @@ def placed(file: str, line: int) -> str:
     return f" ({at})" if at else ""
 
 
-def filled_at(file: str, definition: int | str, name: str) -> str:
+def filled_at(file: str, definition: int | str, name: str, *, is_tensor: bool) -> str:
     """Return the only line at which a function, by its first line, or a class puts something into
-    what is called ``name``, as it follows a name; "" where there is none or there are several.
+    what is called ``name``, or makes it if it is a tensor, as it follows a name; "" where there is
+    none or there are several.
     """
-    lines = {node.lineno for node in _filling(file, definition, name)}
+    lines = {node.lineno for node in _filling(file, definition, name, is_tensor=is_tensor)}
     return placed(file, lines.pop()) if len(lines) == 1 else ""
 
 
@@ -66,11 +68,41 @@ def made_at(module: nn.Module, path: Sequence[str]) -> str:
                 if not is_there or any(isinstance(one, ast.Starred) for one in before):
                     break
                 value = before[-1]
-            return place_among([(file, value.lineno)])
+            names = {one.__name__ for one in type(module.get_submodule(".".join(path))).__mro__}
+            scope = vars(sys.modules[kind.__module__])
+            return place_among([_made_by(value, scope, names) or (file, value.lineno)])
     return ""
 
 
-def _filling(file: str, definition: int | str, name: str) -> list[Any]:
+def _made_by(value: ast.AST, scope: Mapping[str, Any], names: set[str]) -> tuple[str, int] | None:
+    """Return the only line of the program's functions that a call leads to which names a class."""
+    functions, found = [*_called_in(value, scope)], set[tuple[str, int]]()
+    for function in functions:
+        code = function.__code__
+        definition = _definitions(code.co_filename).get(code.co_firstlineno)
+        if definition is None or not is_of_program(code.co_filename):
+            continue
+        calls = (node for node in ast.walk(definition) if isinstance(node, ast.Call))
+        own = {(code.co_filename, one.lineno) for one in calls if names & _names_in(one.func)}
+        found |= own
+        inner = () if own else _called_in(definition, function.__globals__)
+        functions += [one for one in inner if one not in functions]
+    return found.pop() if len(found) == 1 else None
+
+
+def _called_in(node: ast.AST, scope: Mapping[str, Any]) -> Iterator[FunctionType]:
+    for call in ast.walk(node):
+        function = scope.get(getattr(getattr(call, "func", None), "id", ""))
+        if isinstance(function, FunctionType):
+            yield function
+
+
+def _names_in(called: ast.expr) -> set[str]:
+    """Return the names in what is called: ``nn``, ``Embedding`` and ``from_pretrained``."""
+    return {getattr(one, name, "") for one in ast.walk(called) for name in ("id", "attr")} - {""}
+
+
+def _filling(file: str, definition: int | str, name: str, *, is_tensor: bool = False) -> list[Any]:
     """Return what in a function or a class of the program puts something into what is called
     ``name``, or else sets it; of several what its constructor does not, which gives it a first
     value.
@@ -81,13 +113,15 @@ def _filling(file: str, definition: int | str, name: str) -> list[Any]:
     for kind in _definitions(file).values():
         is_method = isinstance(kind, ast.ClassDef) and within in kind.body
         if is_method and (attribute := _attribute_in(within, name)):
-            return _filling(file, kind.name, attribute)
+            return _filling(file, kind.name, attribute, is_tensor=is_tensor)
     own = "attr" if isinstance(within, ast.ClassDef) else "id"  # an attribute, or a variable
     nodes: list[Any] = [
         node
         for node in ast.walk(within)
         if name in (getattr(one, own, "") for one in _filled_by(node))
     ]
+    if is_tensor:  # whose items are numbers
+        nodes = [node for node in nodes if not isinstance(_target(node), ast.Subscript)]
     nodes = [node for node in nodes if not _sets(node)] or nodes
     makers = (one for one in within.body if getattr(one, "name", "") == "__init__")
     first = {line for one in makers for line in range(one.lineno, one.end_lineno + 1)}
@@ -108,7 +142,12 @@ def _attribute_in(method: ast.AST, name: str) -> str:
 
 def _sets(node: Any) -> bool:
     """Tell whether a statement is an assignment of a whole value, and of no item."""
-    return isinstance(node, ast.Assign) and not isinstance(node.targets[0], ast.Subscript)
+    return isinstance(node, ast.Assign) and not isinstance(_target(node), ast.Subscript)
+
+
+def _target(node: Any) -> Any:
+    """Return what an assignment sets, ``None`` of anything else."""
+    return node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
 
 
 @lru_cache(maxsize=64)

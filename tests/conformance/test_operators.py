@@ -42,10 +42,7 @@ def compare(unit: Any) -> list[Comparison]:
 
 @cache
 def compared(name: str) -> dict[str, dict[str, int]]:
-    """Return traced minus measured bytes of every figure that differs, by sample.
-
-    All samples are compared but those that torch is known to refuse.
-    """
+    """Return traced minus measured bytes of every figure that differs, by sample."""
     suite, _, operator = name.partition(":")
     found = [one for unit in samples.units(f"^{operator}$", [suite]) for one in compare(unit)]
     ran = [one for one in found if one.error != CANNOT_RUN.get(name)]

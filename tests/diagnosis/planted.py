@@ -63,10 +63,7 @@ PLANTED: list[Planted] = []
 
 
 def planted(rule, words, module="", operator="aten::", device="cpu", imports="torch"):
-    """Register what builds a step, or is a program that is traced whole: it takes the device.
-
-    Without a device it is planted on both.
-    """
+    """Register what builds a step or, if it takes the device, is a program; both without one."""
 
     def register(build: Callable[..., Any]) -> Callable[..., Any]:
         def built(wrong: bool) -> Step:
@@ -181,14 +178,6 @@ def widened(wrong: bool) -> Step:
 @planted("checkpoint", "Decoder.blocks.* is no longer checkpointed", "Decoder.blocks.*")
 def no_checkpoints(wrong: bool) -> Step:
     return Decoder(recompute=() if wrong else (0, 1, 2, 3)), (ids(),), {}
-
-
-@planted("checkpoint", "Decoder.blocks.* is no longer checkpointed", "blocks.", "aten::", "")
-def no_checkpoints_within_autocast(wrong: bool, device: str) -> None:
-    model = Decoder(recompute=() if wrong else (0, 1, 2, 3)).to(device)
-    with torch.autocast(device, torch.bfloat16):
-        loss = cross_entropy(model(ids().to(device)))
-    loss.backward()
 
 
 @planted("tied", "head.weight is no longer tied to Decoder.embed", "Decoder.head", "aten::mm")
@@ -344,7 +333,7 @@ def a_scale_of_what_is_freed(wrong: bool) -> Step:
     return nn.Sequential(residual(), residual()), (torch.zeros(512, 32),), {}
 
 
-@planted("arguments", "is called with keep_all=True, and was with keep_all=False")
+@planted("arguments", "is called with keep_all=True, and was with keep_all=False", "", "")
 def switched_by_an_argument(wrong: bool, device: str) -> None:
     class Experts(Parts):
         def forward(self, x: Tensor, keep_all: bool = False) -> Any:
@@ -1052,6 +1041,18 @@ def parts_joined_on_the_host(wrong: bool, device: str) -> None:
     torch.cat(parts or [torch.empty(0)])
 
 
+@planted("larger", "int64[512] of aten::sort, which is new", "", "sort", "")
+def all_candidates_compared(wrong: bool, device: str) -> None:
+    def overlaps(boxes: Tensor) -> Tensor:
+        return torch.maximum(boxes[:, None], boxes[None]).sum()
+
+    boxes = torch.zeros(512, 2, device=device)
+    if wrong:
+        overlaps(boxes[boxes[:, 0].sort().indices])  # here: all_candidates_compared
+    else:
+        overlaps(boxes[boxes[:, 0].topk(64).indices])
+
+
 @planted("elsewhere", "add runs on the GPU, and ran on the CPU", "", "aten::_to_copy", "cuda")
 @torch.no_grad()
 def computed_on_the_gpu(wrong: bool, device: str) -> None:
@@ -1150,7 +1151,7 @@ def joined_instead_of_added(wrong: bool) -> Step:
     return Dense(layers=layers), (torch.zeros(512, WIDTH),), {}
 
 
-@planted("arguments", "Turns is called with past=Past", "Turns", "aten::cat")
+@planted("arguments", "Turns is called with past=Past", "Turns", "")
 @torch.no_grad()
 def turns_are_joined(wrong: bool, device: str) -> None:
     """An argument that is an object of the program's."""
@@ -1161,12 +1162,13 @@ def turns_are_joined(wrong: bool, device: str) -> None:
 
     class Turns(nn.Module):
         def forward(self, x: Tensor, past: Past | None = None) -> tuple[Tensor, Past]:
-            x = x if past is None else torch.cat([past.seen, x])  # here: turns_are_joined
+            x = x if past is None else torch.cat([past.seen, x])
             return x.sin().sum(), Past(x)
 
     model, past = Turns(), None
     for _ in range(3):
-        _, made = model(torch.zeros(256, 16, device=device), past=past)
+        x = torch.zeros(256, 16, device=device)
+        _, made = model(x, past=past)  # here: turns_are_joined
         past = made if wrong else None
 
 

@@ -1,7 +1,4 @@
-"""Regressions planted in models of transformers, and in the loops that train them.
-
-Each is built as it was and as it is; a comment «here: <name>» marks the line that is to blame.
-"""
+"""Regressions planted in models of transformers, and in the loops that train them."""
 
 import importlib
 from functools import partial

@@ -26,7 +26,7 @@ from pytest_torchmem.snapshots.alive import What, alive_of
 from pytest_torchmem.snapshots.compare import compare, entry_of
 from pytest_torchmem.snapshots.format import Entry, Key, Snapshot, dump, load
 from pytest_torchmem.snapshots.tolerance import BUILT_IN
-from tests.diagnosis.planted import NOT_THE_CAUSE, PLANTED, Step
+from tests.diagnosis.planted import NOT_THE_CAUSE, PLANTED, Decoder, Step
 from tests.diagnosis.real_models import bert, gpt2, ids, llama
 from tests.modules import Parts
 
@@ -181,6 +181,16 @@ def test_free_blocks_that_are_no_longer_given_back() -> None:
     result, _ = judged(lambda wrong: (functools.partial(sizes, wrong), None, {}), "cuda")
     said = "torch.cuda.empty_cache() is called no more, and was 3 times at"
     assert said in " ".join(message(result).split())
+
+
+def test_a_recomputed_module_is_in_the_modes_of_its_first_call() -> None:
+    def run() -> None:
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = Decoder(depth=1, recompute=(0,))(ids()).sum()
+        loss.backward()
+
+    modes = trace(run, device="cpu").facts["modes"]
+    assert [name for name in modes if modes[name][0].name == "autocast"] == ["Decoder"]
 
 
 def test_every_rule_is_planted() -> None:

@@ -252,6 +252,14 @@ def test_what_programs_keep_tensors_in(keep: Callable[[Keeper], Tensor], name: s
     assert HeldNames(ignore=kept).of(kept[0]).startswith(name)
 
 
+def _tails() -> nn.ModuleList:
+    return nn.ModuleList(_tail(width) for width in (1, 2))
+
+
+def _tail(width: int) -> nn.Module:
+    return nn.Linear(width, width)  # tail
+
+
 class _Layers(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -261,11 +269,17 @@ class _Layers(nn.Module):
             nn.Linear(4, 4),  # second of the body
         )
         self.blocks = nn.ModuleList([nn.ReLU(), nn.Tanh()])  # blocks
+        self.tails = _tails()
 
 
 def test_the_line_that_makes_a_layer_is_found() -> None:
     lines = Path(__file__).read_text(encoding="utf-8").splitlines()
-    paths = {"head": "head", "body.1": "second of the body", "blocks.0": "blocks"}
+    paths = {
+        "head": "head",
+        "body.1": "second of the body",
+        "blocks.0": "blocks",
+        "tails.0": "tail",
+    }
     for path, end in paths.items():
         line = next(n for n, one in enumerate(lines, 1) if one.endswith(f"  # {end}"))
         assert made_at(_Layers(), path.split(".")).endswith(f"test_watch.py:{line}")
@@ -279,6 +293,7 @@ class _Filled:
     def add(self, loss: Tensor) -> None:
         self.losses.append(loss)  # the list
         self.total = self.total + loss  # the sum
+        self.total[0] = 1
 
     def flush(self) -> str:
         losses, self.losses = self.losses, []

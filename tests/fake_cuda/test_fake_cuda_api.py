@@ -1,7 +1,4 @@
-"""``torch.cuda`` and ``torch.accelerator`` answer for the GPU, with the trace's own figures.
-
-And a GPU's generator draws what its seed and its state say.
-"""
+"""``torch.cuda`` and ``torch.accelerator`` answer for the GPU, as do its random generators."""
 
 import pickle
 from collections.abc import Callable

@@ -1,7 +1,4 @@
-"""Unmodified training code runs on fake cuda: placing, moving, asking where something is.
-
-What a program or a test has put in the place of torch's functions stays there.
-"""
+"""Unmodified training code runs on fake cuda: placing, moving, asking where something is."""
 
 from __future__ import annotations
 

@@ -530,10 +530,7 @@ PROGRAMS: dict[str, Callable[[], object]] = {
 
 
 def requests(profile: MemoryProfile) -> list[int]:
-    """Return what was requested and, with negative bytes, released.
-
-    Of releases without a request between them the order is nobody's.
-    """
+    """Return what was requested and, with negative bytes, released: several in any order."""
     allocations, found = profile.timeline.allocations, list[int]()
     sizes = [(event > 0, allocations[abs(event) - 1].nbytes) for event in profile.timeline.events]
     for is_request, group in groupby((one for one in sizes if one[1]), lambda one: one[0]):

@@ -39,10 +39,7 @@ def of_layer(layer: nn.Module, shape: tuple[int, ...], dtype: torch.dtype = FLOA
 
 
 def attention(gpu, dtype=HALF, size=64, mask=None, key_heads=4, keys=16, **options) -> str:
-    """Return the implementation that an attention of 4 heads and 16 queries takes, with backward.
-
-    Its backward has to be that of the same implementation.
-    """
+    """Return the implementation that an attention of 4 heads and 16 queries takes both ways."""
 
     def body() -> None:
         query = cuda(2, 4, 16, size, dtype=dtype)

@@ -74,10 +74,7 @@ NO_CACHE = ("-p", "no:cacheprovider")
 
 
 class _ModuleKeeper:
-    """Keeps what runs in this process import, which pytester forgets after each run and test.
-
-    Torch, and the profiler with its registrations in it, must not be imported twice.
-    """
+    """Keeps what runs in this process import, which pytester forgets: torch has to stay."""
 
     def __init__(self) -> None:
         self._modules: dict[str, ModuleType] = {}

@@ -29,10 +29,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def test_segments_lie_where_a_trace_takes_them_to_lie() -> None:
-    """Of free blocks of one size torch takes that of the lowest address.
-
-    It comes first: what is there before it has addresses, too.
-    """
+    """Of free blocks of one size torch takes that of the lowest address. It is the first test."""
     chance, held, addresses = random.Random(0), list[torch.Tensor](), DriverAddresses()
     assert not torch.cuda.memory_snapshot()
     expected: dict[int, tuple[int, int]] = {}

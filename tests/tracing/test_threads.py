@@ -323,10 +323,7 @@ STEPS = {
 
 
 def traced_program(number: int) -> Callable[[], None]:
-    """Return a step on fake cuda, of other shapes and devices for other numbers.
-
-    What was planned before is looked up, and what is new is worked out beside the threads.
-    """
+    """Return a step on fake cuda: other numbers have plans that are worked out beside threads."""
     batch, length = 1 + number % 7, 1 + number % 5
     dtype = (torch.bfloat16, torch.float16)[number % 2]
 
@@ -344,10 +341,8 @@ def traced_program(number: int) -> Callable[[], None]:
 
 
 def train_beside(traces, seconds=math.inf, told=lambda taken, made, wrong: None):
-    """Train in four threads while ``traces`` run, or as many as ``seconds`` allow.
-
-    Return the steps and the traces that were made, and what went wrong. ``told`` is called with the
-    same after every hundred traces.
+    """Train in four threads while ``traces`` run, or as many as ``seconds`` allow. Return the steps
+    and the traces that were made, and what went wrong: ``told`` of it after every hundred traces.
     """
     expected = {name: step() for name, step in STEPS.items()}
     over, wrong, taken, made = threading.Event(), list[str](), [0] * 4, 0

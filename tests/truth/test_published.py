@@ -216,10 +216,7 @@ def test_a_segment_that_is_not_released_is_an_error() -> None:
 
 
 def expandable() -> dict[str, Any]:
-    """Return a snapshot of two requests in an expandable segment, as torch 2.x makes it.
-
-    Pages of 20 MiB are mapped one behind the other, and the second request begins in the first.
-    """
+    """Return a snapshot of an expandable segment of two pages, with two requests."""
     base = 0x602000000
     trace = [
         ("segment_map", base, 20 * MIB),

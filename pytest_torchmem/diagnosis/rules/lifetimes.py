@@ -179,16 +179,22 @@ def _is_new_gradient(evidence: Evidence, row: Row) -> bool:
     return bool(row.what.shape) and row.what.shape not in gradients | standing
 
 
-@rule("earlier steps", "{made} still alive{holder}")
+@rule("earlier steps", "{made}{holder}")
 def earlier_steps(evidence: Evidence) -> Cause | None:
     """The graph of a step outlives it: a loss that was added up, a hidden state not detached."""
     rows = [row for row in evidence.came(Role.EARLIER) if not _is_larger(evidence, row)]
     in_step = any(row.what.module for row in rows)  # else it may have been made for all steps
     when = "of an earlier step" if in_step else "made before this step"
-    made = f"tensors {when}{_counted(evidence, rows)} are"
+    made = f"tensors {when}{_counted(evidence, rows)} are still alive"
     if rows and evidence.new_operators.issuperset(row.what.source for row in rows):
         when = "in an earlier step" if in_step else "before this step"  # no others were freed
-        made = f"{rows[0].what.source} is new, and what it made {when} is"
+        made = f"{rows[0].what.source} is new, and what it made {when} is still alive"
+    then, now = (
+        {one.what[1:5] for one in side if [*one.counts] == [HOST]}
+        for side in (evidence.known_groups, evidence.alive.groups)
+    )
+    if rows and rows[0].what[3:5] in {one[2:4] for one in then - now}:
+        made = f"tensors {when}{_counted(evidence, rows)} are on the GPU, and were on the CPU"
     if in_step and evidence.difference.moment == "backward_peak":  # which may go through it
         rows += evidence.came(Role.GRADIENT_TEMPORARY)
     return cause("earlier steps", rows, made=made, holder=_holder(evidence, rows))

@@ -304,7 +304,7 @@ def _new_of_inputs(evidence: Evidence, row: Row) -> Allocation | None:
         is_large = read.dtype and prod(read.shape) >= size and read.origin.line
         if is_large and evidence.rose(read.origin.operator):
             return read
-    return _first_expanded(evidence, row)
+    return _first_expanded(evidence, row) or _first_as_long(evidence, row)
 
 
 def _first_expanded(evidence: Evidence, row: Row) -> Allocation | None:
@@ -316,6 +316,14 @@ def _first_expanded(evidence: Evidence, row: Row) -> Allocation | None:
         if is_expanded and evidence.rose(one.origin.operator):
             return one
     return None
+
+
+def _first_as_long(evidence: Evidence, row: Row) -> Allocation | None:
+    """Return the first ancestor of a new operator that has a dimension which the row has anew."""
+    anew = {*row.what.shape}.difference(row.before.shape if row.before else row.what.shape)
+    ancestors = map(evidence.ran.allocation, evidence.ran.ancestors(evidence.first(row)))
+    made = (one for one in ancestors if one.dtype and one.origin.line and anew & {*one.shape})
+    return next((one for one in made if one.origin.operator in evidence.new_operators), None)
 
 
 def _given(evidence: Evidence, one: Allocation, row: Row) -> str:

@@ -118,7 +118,7 @@ def _another_forward(
     return [*evidence.came()], next(places, None)
 
 
-@rule("trained", "{modules} trained, and {were} frozen", sure=True)
+@rule("trained", "{modules} trained, and {were} frozen{moved}", sure=True)
 def no_longer_frozen(evidence: Evidence) -> Cause | None:
     """Parameters that were frozen require gradients."""
     there = {path for name in evidence.present(Topic.LAYERS) for path in prefixes(name)}
@@ -139,7 +139,9 @@ def no_longer_frozen(evidence: Evidence) -> Cause | None:
     frozen = evidence.present(Topic.FROZEN)
     if around and not any(within(around, one) for one in frozen):
         words, are, were = f"all of {around}{evidence.was(around)}", "is", "parts of it were"
-    found = cause("trained", dict.fromkeys(rows), modules=f"{words} {are}", were=were)
+    into = [name for one in lost for name, was in evidence.names.items() if within(one.name, was)]
+    moved = f"; its parts are in {evidence.short(into[0].rpartition('.')[0])} now" if into else ""
+    found = cause("trained", dict.fromkeys(rows), modules=f"{words} {are}", were=were, moved=moved)
     if found is None or lost[1:] or within(lost[0].name, shown_by(found.rows).what.module):
         return found
     return placed_in(evidence, lost[0].name, found)

@@ -1,7 +1,4 @@
-"""Programs compute in a trace what they compute for real: outputs, gradients, losses.
-
-Collectives of a group of one process are among them.
-"""
+"""Programs compute in a trace what they compute for real: outputs, gradients, losses."""
 
 import math
 from collections.abc import Callable
