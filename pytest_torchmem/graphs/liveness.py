@@ -34,7 +34,8 @@ class NodeMemory:
     made: int
     """What it makes."""
     peak: int
-    """What is alive while it runs: also what it reads for the last time."""
+    """What is alive while it runs: also what it reads for the last time, and on the CPU the 8 bytes
+    of a number that is wrapped in a tensor meanwhile."""
     live: int
     """What is alive when it has run, and what nobody reads any more is gone."""
 
