@@ -127,13 +127,13 @@ def replaced_functions() -> dict[str, str]:
     found = {}
 
     def look() -> None:
-        from pytest_torchmem.fake_cuda.api.session import SESSION
+        from pytest_torchmem.fake_cuda.api.torch_cuda import API
 
-        for module, functions in SESSION.functions()[0].items():
+        for module, functions in API.functions:
             for name in functions:
-                function = getattr(sys.modules[module], name, None)
+                function = getattr(module, name, None)
                 if function is not None:
-                    found[f"{module}.{name}"] = _shape(function.__wrapped__)
+                    found[f"{module.__name__}.{name}"] = _shape(function.__wrapped__)
 
     with suppress(Exception):  # ``drift`` says why
         pytest_torchmem.trace(look, device="cuda")

@@ -306,7 +306,7 @@ _ACCELERATOR: session.Functions = {
     "get_memory_info": MEMORY["mem_get_info"],
     **session.ACCELERATOR,
 }
-_API = session.Api(
+API = session.Api(
     (
         *((module, _CUDA) for module in (torch.cuda, torch.cuda.graphs, torch.cuda.memory)),
         *((module, _CUDA) for module in (torch.cuda.random, torch.cuda.streams)),
@@ -335,7 +335,7 @@ def cuda_identity(trace: TraceContext, memories: Sequence[DeviceMemory]) -> Iter
         gpu_generators(defaults),
         data_parallel.nccl_process_groups(),
         streams.graphs_captured(),
-        session.session(trace, _API, gpus),
+        session.session(trace, API, gpus),
         owners.wrappers.noted_in(trace),
         made_by(torch.UntypedStorage, owners.storages.make),
         made_by(torch.Tensor, owners.default_type.make),
