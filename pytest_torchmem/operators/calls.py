@@ -165,31 +165,6 @@ class AttentionLayer(NamedTuple):
     mask_type: int | None = None
 
 
-class EncoderLayer(NamedTuple):
-    """Those of ``aten::_transformer_encoder_layer_fwd``."""
-
-    src: Tensor
-    embed_dim: int
-    num_heads: int
-    qkv_weight: Tensor
-    qkv_bias: Tensor
-    proj_weight: Tensor
-    proj_bias: Tensor
-    use_gelu: bool
-    norm_first: bool
-    eps: float
-    norm_weight_1: Tensor
-    norm_bias_1: Tensor
-    norm_weight_2: Tensor
-    norm_bias_2: Tensor
-    ffn_weight_1: Tensor
-    ffn_bias_1: Tensor
-    ffn_weight_2: Tensor
-    ffn_bias_2: Tensor
-    mask: Tensor | None = None
-    mask_type: int | None = None
-
-
 class ConvolutionSettings(NamedTuple):
     """Those of ``aten::convolution`` and its backward that are no tensors; ``ConvParams``."""
 
