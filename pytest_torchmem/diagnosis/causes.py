@@ -111,6 +111,8 @@ class Watched:
     """By a module and a line: the program's lines that lead to it in its calls, nearest first."""
     makers: Mapping[tuple[str, str], str] = field(default_factory=dict)
     """By a module and a line in it: the program's line that makes the module."""
+    regions: Collection[str] = ()
+    """The program's lines that enter a region of autocast."""
     ran: bool = False
     """Whether there was a second trace, in which holders were looked for."""
 

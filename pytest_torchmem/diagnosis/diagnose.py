@@ -167,14 +167,14 @@ _OF_CONSTRUCTORS = ("layer", "size", "new module", "more layers", "tied")
 
 def _leads(evidence: Evidence, rule: str) -> dict[tuple[str, str], tuple[str, tuple[str, ...]]]:
     """Return what leads to lines that were there before, where another call may be the news; of
-    others outside of modules, the nearest; of a module that is made otherwise, where it is made.
+    others outside of modules, the nearest two; of a module that is made otherwise, its maker.
     """
     then, seen = evidence.moved_lines(), evidence.watched
     calls = (line for one in evidence.then(Topic.CALLS).values() for line in one.lines)
     known = {then.get(line, line) for line in (*calls, *(one.line for one in evidence.known()))}
     found = {}
     for (module, line), paths in seen.callers.items():
-        leads = _nearest(paths)[: None if line in known else 1]
+        leads = _nearest(paths)[: None if line in known else 2]
         if leads and (line in known or not module):
             found[module, line] = "called in", leads
     made = {place: ("made in", (line,)) for place, line in seen.makers.items() if line}

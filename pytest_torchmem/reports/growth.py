@@ -116,7 +116,9 @@ def place(diagnosis: Diagnosis) -> str:
         return diagnosis.told[0].where
     source, module, line = _allocated_by(diagnosis)
     how, lines = diagnosis.leads.get(diagnosis.place, ("called in", ()))
-    if not lines or lines[0] in why(diagnosis):
+    said = why(diagnosis)
+    lines = tuple(one for one in lines if one not in said)
+    if not lines:
         caller = _caller(diagnosis, module, line)
         how, lines = "called in", (caller,) if caller else ()
     return joined(_inside(source, module), line, f"{how} {' from '.join(lines)}" if lines else "")

@@ -36,6 +36,7 @@ from types import (
 from typing import Any, cast
 
 from torch import Tensor, nn
+from torch.autograd.function import BackwardCFunction
 
 from pytest_torchmem.interception.attribution import is_own
 from pytest_torchmem.torch_private.tensors import CHILDREN, node_number, storage_address
@@ -141,6 +142,8 @@ class HeldNames:
         """Whether what keeps a record is asked for: one within it is told by its type alone."""
         self._asked: set[int] = set()
         """The objects that are looked out of, each in the next: what one holds may hold it."""
+        self.nodes: dict[int, int] = {}
+        """By the addresses of what the functions of graphs refer to: the numbers of their nodes."""
         self._making = ""
         """The function whose comprehension runs: what that makes nothing else refers to yet."""
         for frame in _frames_of_program():
@@ -252,6 +255,9 @@ class HeldNames:
             return ""
         if type(owner).__module__ == "torch.utils.checkpoint":  # VersionWrapper
             return "what a selective checkpoint saves"
+        if isinstance(owner, BackwardCFunction):
+            self.nodes[address_of(getattr(owner, key))] = node_number(owner)
+            return ""
         name, outermost = self._called(owner)
         kind = type(owner)
         is_tensor = isinstance(getattr(owner, "__dict__", {}).get(key), Tensor)
@@ -259,7 +265,8 @@ class HeldNames:
         filled = filled_at(file_of(kind), name_of_kind, key, is_tensor=is_tensor)
         own = _attribute(name, key)
         own = re.sub(r" \([^()]*\)$", "", own) + filled if filled else own
-        return own + self._around(outermost)
+        around = self._around(outermost)
+        return own if around and own.endswith(around) else own + around
 
     def _of_traceback(self, traceback: TracebackType) -> str:
         """Return the name of the error that a traceback belongs to, "" where nothing holds one."""

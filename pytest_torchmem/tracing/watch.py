@@ -53,6 +53,8 @@ class Watch:
         what leads to that line then."""
         self.makers: dict[tuple[str, str], str] = {}
         """By the same: the line of the program that makes the module."""
+        self.regions: dict[str, None] = {}
+        """The lines that enter a region of autocast."""
         self.attention: dict[str, str] = {}
         """By the line that calls attention: why no fused kernel took it."""
         self.holders: dict[int, str] = {}
@@ -168,7 +170,11 @@ class Watch:
         rest = {index for index in alive.values() if index not in self.holders}
         if rest:
             # the autograd nodes of the calls that made them, or those that add up their gradients
-            leaves = {index: -address for address, index in alive.items() if index in rest}
+            leaves = {
+                index: names.nodes.get(address, -address)
+                for address, index in alive.items()
+                if index in rest
+            }
             self.holders |= holding_graphs(
                 found,
                 leaves
@@ -240,10 +246,15 @@ def watching(
     another is made, or at the end.
     """
     watch, saving = Watch(device, wanted or {}, before, places), FunctionCtx.save_for_backward
+    enter: Any = torch.autocast.__enter__
 
     def attends(*args: Any, **kwargs: Any) -> Any:
         watch.saw_attention(*args, **kwargs)
         return _ATTENTION(*args, **kwargs)
+
+    def enters(region: torch.autocast) -> Any:
+        watch.regions[Attribution().user_line()] = None
+        return enter(region)
 
     def saves(context: FunctionCtx, *tensors: Tensor) -> None:  # torch/autograd/function.py
         watch.saw_saved(context, tensors)
@@ -256,4 +267,5 @@ def watching(
             stack.enter_context(replaced(functional, scaled_dot_product_attention=attends))
             stack.enter_context(_AttentionMode(watch))
         stack.enter_context(replaced(FunctionCtx, save_for_backward=saves))
+        stack.enter_context(replaced(torch.autocast, __enter__=enters))
         yield watch

@@ -226,7 +226,7 @@ def another_layer(evidence: Evidence) -> Cause | None:
     return _largest(evidence, "layer", of_torch=True)
 
 
-@rule("attribute", "{module} has {now}, and had {before}")
+@rule("attribute", "{module} {has} {now}, and had {before}")
 def another_attribute(evidence: Evidence) -> Cause | None:
     """A module of the program's has another number or switch among its attributes."""
     return _largest(evidence, "attribute", of_torch=False)
@@ -290,7 +290,7 @@ def _together(found: Sequence[tuple[LayerChange, Cause]]) -> Cause:
     change, best = found[0]
     if not found[1:]:
         return best
-    values = {**best.values, "are": "are", "were": "were"}
+    values = {**best.values, "are": "are", "were": "were", "has": "have"}
     if len({other[:2] for other, _ in found}) > 1:
         values |= {"now": change.layer.name, "before": change.was.name}
     paths = [one.values["module"] for _, one in found]
@@ -307,7 +307,7 @@ def _of_change(
     """Return what layers of a pattern that changed alike explain."""
     numbers = change.numbers
     inside = evidence.of_module(pattern)
-    calls_others = not evidence.new_operators.isdisjoint(row.what.source for row in inside)
+    calls_others = any(evidence.rose(row.what.source) for row in inside)
     if change.is_narrower or (change.is_of_rates and calls_others):
         return None
     given = larger.get(pattern)
@@ -330,7 +330,8 @@ def _of_change(
     if not change.now:
         return None
     module = evidence.module(pattern, numbers)
-    values = {"are": "is", "were": "was", "now": change.now, "before": change.before or "not"}
+    before = change.before or "not"
+    values = {"are": "is", "were": "was", "has": "has", "now": change.now, "before": before}
     found = cause(name, rows, module=module, **values)
     made = None if change.is_of_torch else _wrapped_at(evidence, pattern, change.layer)
     return found and (replace(found, origin=made) if made else placed_in(evidence, pattern, found))

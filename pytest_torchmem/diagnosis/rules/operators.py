@@ -463,7 +463,7 @@ def _calls(
     shown = short_names([most])
     most_before = evidence.made_at_most(first)
     if short_names(names) == shown and most_before and first.what.source == most:
-        return f"{shown} makes {first.what.tensor}, and made {format_size(most_before)} at most"
+        return f"{shown} makes {first.what.tensor}; the most before was {format_size(most_before)}"
     if short_names(names) == shown:
         return f"{shown}{_makes(evidence, names, first)} is called {change}"
     return f"{short_names(names)} are called more often: {shown} {change}"

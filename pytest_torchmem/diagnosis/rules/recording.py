@@ -89,19 +89,13 @@ def mode_of_some_calls(evidence: Evidence) -> Cause | None:
     return None
 
 
-@rule("eval of calls", "{module} is in eval mode in {now} calls, and was in {before}", sure=True)
+@rule("eval of calls", f"{{module}} {setup.IN_EVAL.format('{now}', '{before}')}", sure=True)
 def more_calls_in_eval_mode(evidence: Evidence) -> Cause | None:
-    """What is asked of a module in training mode alone, as to be checkpointed, is not done."""
-    sides = evidence.then(Topic.CALLS), evidence.present(Topic.CALLS)
-    for module, calls in sides[1].items():
-        name = IN_MODE.format("eval", module)
-        before, now = (side.get(name, Calls()).number for side in sides)
-        in_eval = any(one.name == "eval" for one in evidence.present(Topic.MODES).get(module, ()))
-        now = now or (calls.number if in_eval else 0)
-        if 0 < before < now and calls.number == sides[0].get(module, Calls()).number:
-            words = {"now": f"{now} of {calls.number}", "before": str(before)}
-            found = cause("eval of calls", evidence.of_module(module), module=module, **words)
-            return found and placed_in(evidence, module, found)
+    """What is asked of a module in training mode alone, such as to be checkpointed, is not done."""
+    for module, now, before in setup.calls_in_eval_mode(evidence):
+        rows = () if setup.checkpointing_lost(evidence) else evidence.of_module(module)
+        found = cause("eval of calls", rows, module=module, now=now, before=before)
+        return found and placed_in(evidence, module, found)
     return None
 
 

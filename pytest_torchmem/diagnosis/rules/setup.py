@@ -32,6 +32,7 @@ from pytest_torchmem.profile.facts import (
     AUTOCAST,
     CHECKPOINT,
     EMPTY_CACHE,
+    IN_MODE,
     IN_PART,
     PACKED,
     UNCACHED,
@@ -512,7 +513,25 @@ def _why_not_checkpointed(evidence: Evidence, place: str) -> str:
         is_new = _is_in("eval", change.now) and not _is_in("eval", change.before)
         if is_new and (within(change.name, place) or within(place, change.name)):
             return ": it is in eval mode, and was not"
-    return ""
+    around = (one for one in calls_in_eval_mode(evidence) if within(one[0], place))
+    return "".join(f": {module} {IN_EVAL.format(*words)}" for module, *words in around)
+
+
+IN_EVAL = "is in eval mode in {} calls, and was in {}"
+
+
+def calls_in_eval_mode(evidence: Evidence) -> Iterator[tuple[str, str, str]]:
+    """Yield outermost modules that are in eval mode in more of as many calls: in how many now, and
+    in how many before.
+    """
+    sides = evidence.then(Topic.CALLS), evidence.present(Topic.CALLS)
+    for module, calls in sides[1].items():
+        name = IN_MODE.format("eval", module)
+        before, now = (side.get(name, Calls()).number for side in sides)
+        in_eval = any(one.name == "eval" for one in evidence.present(Topic.MODES).get(module, ()))
+        now = now or (calls.number if in_eval else 0)
+        if 0 < before < now and calls.number == sides[0].get(module, Calls()).number:
+            yield module, f"{now} of {calls.number}", str(before)
 
 
 @rule("tied", "{parameter} is no longer tied to {other}", sure=True)

@@ -161,7 +161,7 @@ def _width(what: What) -> float:
     return what.nbytes / max(prod(what.shape), 1)
 
 
-@rule("autocast cache", "autocast keeps {copies} in its cache", sure=True)
+@rule("autocast cache", "autocast keeps {copies} in its cache until its region ends", sure=True)
 def autocast_cache(evidence: Evidence) -> Cause | None:
     """A region of autocast ends later: until then it keeps copies of parameters that it cast."""
     modes = evidence.present(Topic.MODES).values()
@@ -173,7 +173,10 @@ def autocast_cache(evidence: Evidence) -> Cause | None:
     first = max(rows, key=lambda row: row.change, default=None)
     if first is None:
         return None
-    return cause("autocast cache", rows, copies=f"{first.what.dtype} copies of parameters")
+    places = [Origin(Phase.FORWARD, "", "torch.autocast", one) for one in evidence.watched.regions]
+    place = places[0] if len(places) == 1 else None
+    words = f"{first.what.dtype} copies of parameters"
+    return cause("autocast cache", rows, None, place, copies=words)
 
 
 @rule("type", "{before} became {now}{where}")

@@ -242,7 +242,10 @@ def why_not_fused(call: AttentionArguments, device: str) -> str:
            f"{one.stride(-1)}") for name, one in named if one is not None),
         (mask is not None and mask.requires_grad, "attn_mask requires grad"),
         (device == "cpu" and not mask_fits(call), f"attn_mask has shape {shape}"),
-        (device == "cuda" and mask is not None, "attn_mask is given"),
+        (
+            device == "cuda" and mask is not None,
+            "enable_gqa and attn_mask are given" if call.enable_gqa else "attn_mask is given",
+        ),
         (device == "cuda" and query.dtype not in HALVES, f"the dtype is {dtype}"),
     ):  # fmt: skip
         if holds:
