@@ -338,7 +338,7 @@ class Conversion:
         lent, survivor = self.lender(address), _SURVIVORS.get(address)
         if lent is not None or survivor is None:
             return lent
-        content = private.bytes_of(tensor.untyped_storage()).clone() if survivor.known else None
+        content = private.bytes_of(tensor.untyped_storage()) if survivor.known else None
         shape, origin = tuple(tensor.shape), Origin(Phase.BASELINE)
         entry = Allocation(survivor.nbytes, Kind.INPUT, origin, shape, dtype_name(tensor.dtype))
         return Lent(survivor.device, entry, content, None, _OF_EARLIER)
