@@ -266,7 +266,7 @@ class Attribution:
         functional = any(one and one.f_code.co_filename.startswith(_FUNCTORCH) for one in callers)
         creates = asked[1] is True and not functional
         # While operators run, functorch has left its levels.
-        vmapped = functional and any(one.f_code is VMAP_CODE for one in _outward(frame))
+        vmapped = functional and any(one.f_code is VMAP_CODE for one in outward(frame))
         if task not in self._backwards and _engine_frame(frame.f_back) is None:
             self.facts.backward(asked[0] is True, creates, vmapped, self._line(frame))
         self._backwards.add(task)
@@ -460,7 +460,7 @@ def _places_of_new_thread(all_places: list[_Places]) -> _Places:
     return made
 
 
-def _outward(frame: FrameType | None) -> Iterator[FrameType]:
+def outward(frame: FrameType | None) -> Iterator[FrameType]:
     """Yield a frame and those that called it."""
     while frame is not None:
         yield frame
@@ -526,7 +526,7 @@ def _is_generated(filename: str) -> bool:
 
 def _site_of(frame: FrameType | None) -> tuple[CodeType, int] | None:
     """Return the program's code that runs and the place in it; ``None`` in the call of a module."""
-    for one in _outward(frame):  # asked of every operator at a new place
+    for one in outward(frame):  # asked of every operator at a new place
         code = one.f_code
         if code.co_filename == _CALLS_OF_MODULES:
             return None
@@ -538,7 +538,7 @@ def _site_of(frame: FrameType | None) -> tuple[CodeType, int] | None:
 
 def _line_of_asker(innermost: FrameType | None) -> str:
     """Return the line that asked for the trace in which a frame runs, "" for a command."""
-    for frame in _outward(innermost):
+    for frame in outward(innermost):
         filename = frame.f_code.co_filename
         if is_installed(filename) and not filename.startswith((_TORCH_ROOT, _OWN_ROOT)):
             return ""
@@ -549,7 +549,7 @@ def _line_of_asker(innermost: FrameType | None) -> str:
 
 def _engine_frame(frame: FrameType | None) -> FrameType | None:
     """Return the innermost frame that asks the autograd engine for a backward."""
-    return next((one for one in _outward(frame) if one.f_code is ENGINE_CODE), None)
+    return next((one for one in outward(frame) if one.f_code is ENGINE_CODE), None)
 
 
 @lru_cache(maxsize=4096)
@@ -582,7 +582,7 @@ def code_made_by(function: Callable[..., Any], name: str) -> CodeType:
 def asking_frame() -> FrameType:
     """Return the innermost frame outside of this package, or the caller's where there is none."""
     caller = sys._getframe(1)
-    return next((one for one in _outward(caller) if not is_own(one.f_code)), caller)
+    return next((one for one in outward(caller) if not is_own(one.f_code)), caller)
 
 
 def is_own(code: CodeType) -> bool:

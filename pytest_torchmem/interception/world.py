@@ -31,6 +31,7 @@ import torch
 import torch.distributed
 
 from pytest_torchmem.errors import UnknownValueError, UnsupportedOperatorError, UsageError
+from pytest_torchmem.interception.attribution import outward
 from pytest_torchmem.interception.values.messages import AWAITED_CHANGE, AWAITED_FILE, Mailbox
 from pytest_torchmem.journal.journal import variables
 from pytest_torchmem.targets.world import World
@@ -271,7 +272,7 @@ class FilesOfOthers:
         self._sleep(seconds)
 
 
-def _is_of_program(path: Any, frame: FrameType | None) -> bool:
+def _is_of_program(path: Any, innermost: FrameType) -> bool:
     """Return whether it is the program that looks for a file, and no library for its own.
 
     What a module looks for as it is imported belongs to it: to end that pass would leave the module
@@ -280,7 +281,7 @@ def _is_of_program(path: Any, frame: FrameType | None) -> bool:
     if not isinstance(path, (str, os.PathLike)) or not isinstance(os.fspath(path), str):
         return False
     name = ""
-    while frame is not None:
+    for frame in outward(innermost):
         if not name and _module(frame).partition(".")[0] not in _HELPERS:
             name = _module(frame)
             if name.partition(".")[0] in _OWN_FILES and not name.startswith(_OF_PROGRAM):
@@ -288,7 +289,6 @@ def _is_of_program(path: Any, frame: FrameType | None) -> bool:
         code = frame.f_code
         if (not name and code.co_name in _MAKING) or code.co_filename == _IMPORTING:
             return False
-        frame = frame.f_back
     return True
 
 

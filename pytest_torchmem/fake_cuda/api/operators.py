@@ -23,7 +23,7 @@ from torch import Tensor
 from pytest_torchmem.fake_cuda.api.factories import FACTORY, STANDS_FOR_GPU
 from pytest_torchmem.fake_cuda.api.tensor_methods import MOVING, CopyRequest, copied, copy_to
 from pytest_torchmem.fake_cuda.decompositions import PATH
-from pytest_torchmem.interception.attribution import code_made_by, is_own
+from pytest_torchmem.interception.attribution import code_made_by, is_own, outward
 from pytest_torchmem.interception.context import Functions, TraceContext, instead_of
 from pytest_torchmem.step.trees import argument_tensors
 from pytest_torchmem.torch_private import modes
@@ -85,11 +85,10 @@ def is_passed_on(operator: Any, caller: FrameType | None) -> bool:
     """Return whether a mode or a tensor subclass was asked for an operator, and calls it. The
     device is C++'s then, and not the program's: what the program asked for is being placed.
     """
-    while caller is not None and caller.f_code.co_name != "__torch_dispatch__":
-        caller = caller.f_back
-    if caller is None:
+    frames = (one for one in outward(caller) if one.f_code.co_name == "__torch_dispatch__")
+    if (asked := next(frames, None)) is None:
         return False
-    code, values = caller.f_code, caller.f_locals
+    code, values = asked.f_code, asked.f_locals
     asked_for = [values.get(name) for name in code.co_varnames[: code.co_argcount]]
     return any(one is operator for one in asked_for)
 
@@ -225,8 +224,7 @@ def _creates(func: OpOverload) -> bool:
 
 def _is_guess(func: OpOverload, compiles: bool) -> bool:
     """Return whether C++ calls an operator on its own account, rather than the program."""
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None:
+    for frame in outward(sys._getframe(2)):
         code = frame.f_code
         if code is _COPYING_CODE or code is FACTORY:
             return False
@@ -242,7 +240,6 @@ def _is_guess(func: OpOverload, compiles: bool) -> bool:
             return not _names_device(called[0], func) and _may_be_for_gpu(called[1])
         if not code.co_filename.startswith(_TORCH) and not is_own(code):
             return _creates(func) and not compiles  # the program's own calls have passed FACTORY
-        frame = frame.f_back
     return False
 
 
