@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import Enum
-from itertools import accumulate
+from itertools import accumulate, chain
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -389,73 +389,45 @@ def operator_steps(timeline: Timeline, calls: Sequence[OperatorCall]) -> Iterato
     steps is the phase's own. Where all that happens between two of them is that storages are freed,
     there is no step: nothing is needed for it.
     """
-    walk = _Walk(timeline)
-    for call in calls:
-        if walk.position < call.start or walk.begins <= call.start:
-            yield from walk.outside(call.start)
-        yield walk.step(call.stop, call.origin, call)
-    yield from walk.outside(len(timeline.events))
+    events, live = timeline.events, timeline.live()
+    starts = iter(timeline.phases)
+    begins, coming = next(starts, _NEVER)
+    position, last = 0, None
+    """How many events have happened, and the phase of the last step."""
+    outside: Origin | None = None
+    """That of what belongs to no operator."""
 
+    def step(stop: int, origin: Origin, call: OperatorCall | None = None) -> OperatorStep:
+        nonlocal position, last
+        stop = max(stop, position)
+        made, peak = events[position:stop], live[stop]
+        if made and min(made) < 0:
+            peak = max(live[position : stop + 1])
+            freed = {-event for event in made if event < 0}
+            made = tuple([event for event in made if event > 0 and event not in freed])
+        position, last = stop, origin.phase
+        return OperatorStep(origin, call, made, peak - live[stop], peak)
 
-class _Walk:
-    """A walk through the events, and what is alive on the way."""
-
-    def __init__(self, timeline: Timeline) -> None:
-        self._events = timeline.events
-        self._changes = timeline.changes()
-        self._starts = iter(timeline.phases)
-        self._coming: Phase | None = None
-        """The phase that begins next."""
-        self.begins = 0
-        """How many events there are when it does."""
-        self._origin: Origin | None = None
-        self.phase: Phase | None = None
-        """Of the last step."""
-        self.position = 0
-        """How many events have happened."""
-        self.live = 0
-        self._look_ahead()
-
-    def outside(self, stop: int) -> Iterator[OperatorStep]:
-        """Go on to where ``stop`` events have happened, in a step for each phase on the way."""
-        while self.begins <= stop and self._coming is not None:
-            if self._origin is not None and self.begins > self.position:
-                yield self.step(self.begins, self._origin)
-            begun = self.begins >= self.position
-            self._origin = Origin(self._coming)
-            self._look_ahead()
+    for call in chain(calls, (None,)):
+        stop = len(events) if call is None else call.start
+        while begins <= stop and coming is not None:
+            if outside is not None and begins > position:
+                yield step(begins, outside)
+            begun, outside = begins >= position, Origin(coming)
+            begins, coming = next(starts, _NEVER)
             if begun:
-                yield self.step(self.position, self._origin)
-        if stop > self.position and self._origin is not None:
-            if self.phase is self._origin.phase and self._frees(stop):
-                return
-            yield self.step(stop, self._origin)
-
-    def _look_ahead(self) -> None:
-        self.begins, self._coming = next(self._starts, (sys.maxsize, None))
-
-    def _frees(self, stop: int) -> bool:
-        """Go on to ``stop`` if nothing is made until then, and return whether that is so."""
-        events = self._events[self.position : stop]
-        if max(events) > 0:
-            return False
-        self.position = stop
-        self.live += sum(map(self._changes.__getitem__, events))
-        return True
-
-    def step(self, stop: int, origin: Origin, call: OperatorCall | None = None) -> OperatorStep:
-        live = peak = self.live
-        made: dict[int, None] = {}
-        for event in self._events[self.position : stop]:
-            live += self._changes[event]
-            if event < 0:
-                made.pop(-event, None)
+                yield step(position, outside)
+        if stop > position and outside is not None:
+            if last is outside.phase and max(events[position:stop]) < 0:
+                position = stop
             else:
-                made[event] = None
-                if live > peak:
-                    peak = live
-        self.phase, self.position, self.live = origin.phase, max(stop, self.position), live
-        return OperatorStep(origin, call, tuple(made), peak - live, peak)
+                yield step(stop, outside)
+        if call is not None:
+            yield step(call.stop, call.origin, call)
+
+
+_NEVER: tuple[int, Phase | None] = sys.maxsize, None
+"""When no other phase begins."""
 
 
 class Later(NamedTuple):
