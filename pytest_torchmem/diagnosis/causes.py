@@ -527,10 +527,10 @@ def _with_keeper(evidence: Evidence, found: Cause) -> Cause:
     """Return a cause with what refers to most of its rows, where that is news."""
     held = [row for row in found.rows if row.what.role != Role.SAVED and is_kept(evidence, row)]
     holder = holder_of(evidence, held)
-    is_news = holder not in found.text and not any(one in holder for one in _KEEP_AS_USUAL)
-    return (
-        replace(found, keeper=holder) if is_news and total(held) >= _MAIN * found.nbytes else found
-    )
+    is_said = holder in found.text or any(one in holder for one in _KEEP_AS_USUAL)
+    if is_said or total(held) < _MAIN * found.nbytes:
+        return found
+    return replace(found, keeper=holder)
 
 
 GRAPH = "the graph of "

@@ -152,12 +152,9 @@ class HeldNames:
             if not self._making and _is_in_comprehension(frame):
                 self._making = f"that {function}{running} makes"
             for name, value in tuple(frame.f_locals.items()):
-                place, is_tensor = (
-                    (code.co_filename, code.co_firstlineno),
-                    isinstance(value, Tensor),
-                )
+                is_tensor = isinstance(value, Tensor)
                 filled = (is_tensor or isinstance(value, _CONTAINERS)) and filled_at(
-                    *place, name, is_tensor=is_tensor
+                    code.co_filename, code.co_firstlineno, name, is_tensor=is_tensor
                 )
                 self._note(f"{name} of {function}{filled or running}", value)
         for variable, value in copy_context().items():

@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
+from itertools import islice
 from types import FunctionType
 from typing import Any
 
@@ -25,6 +26,8 @@ _STANDARD_LIBRARY = os.path.dirname(os.__file__)
 """``sysconfig`` reads how Python was built to say so."""
 _PUTS = ("add", "append", "appendleft", "extend", "insert", "put", "setdefault", "update")
 """Methods by which something comes into a container."""
+_MOST_FUNCTIONS = 50
+"""Those that are followed from a constructor to what makes a module."""
 _NOTHING = (ast.Constant, ast.List, ast.Dict, ast.Set, ast.Tuple)
 
 
@@ -77,7 +80,7 @@ def made_at(module: nn.Module, path: Sequence[str]) -> str:
 def _made_by(value: ast.AST, scope: Mapping[str, Any], names: set[str]) -> tuple[str, int] | None:
     """Return the only line of the program's functions that a call leads to which names a class."""
     functions, found = [*_called_in(value, scope)], set[tuple[str, int]]()
-    for function in functions:
+    for function in islice(functions, _MOST_FUNCTIONS):  # which grows meanwhile
         code = function.__code__
         definition = _definitions(code.co_filename).get(code.co_firstlineno)
         if definition is None or not is_of_program(code.co_filename):

@@ -193,7 +193,8 @@ def earlier_steps(evidence: Evidence) -> Cause | None:
         {one.what[1:5] for one in side if [*one.counts] == [HOST]}
         for side in (evidence.known_groups, evidence.alive.groups)
     )
-    if rows and rows[0].what[3:5] in {one[2:4] for one in then - now}:
+    is_on_gpu = evidence.now.key.device == "cuda"
+    if is_on_gpu and rows and rows[0].what[3:5] in {one[2:4] for one in then - now}:
         made = f"tensors {when}{_counted(evidence, rows)} are on the GPU, and were on the CPU"
     if in_step and evidence.difference.moment == "backward_peak":  # which may go through it
         rows += evidence.came(Role.GRADIENT_TEMPORARY)
