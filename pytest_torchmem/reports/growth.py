@@ -289,15 +289,13 @@ def _described(rows: Sequence[Row]) -> tuple[str, str]:
     if not rows[1:]:
         return describe(row), place_of(row.what, row.module)
     what, number = row.what, sum(one.count_now or one.count_before for one in rows)
-    is_one_tensor = len({one.what.tensor for one in rows}) == 1
-    text = (
-        f"{number} × {what.tensor if is_one_tensor else f'{what.dtype}, {[*what.shape]} at most'}"
-    )
+    several = len({one.what.tensor for one in rows}) > 1
+    text = f"{number} × {f'{what.dtype}, {[*what.shape]} at most' if several else what.tensor}"
     module = row.module if len({one.numbers for one in rows}) == 1 else what.module
     operators = [*dict.fromkeys(one.what.source for one in rows)]
     file, _, _ = what.line.rpartition(":")
-    lines = sorted({int(one.what.line.rpartition(":")[2]) for one in rows if file})
-    line = f"{file}:{listed([*map(str, lines)])}" if file else ""
+    numbers = {one.what.line.rpartition(":")[2] for one in rows}
+    line = f"{file}:{listed(sorted(numbers, key=lambda one: (len(one), one)))}" if file else ""
     source = short_names(operators) if operators[1:] else what.source
     return joined(text, what.role, "" if row.now else "gone"), joined(_inside(source, module), line)
 
