@@ -9,7 +9,7 @@ At the end convolutions of one library, where they are called by themselves.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -50,29 +50,66 @@ operator(
 def convolution_shape(
     input: Tensor, weight: Tensor, settings: ConvolutionSettings, bias: Tensor | None = None
 ) -> Tensor:
-    """Return the output on ``meta``, contiguous; raises what torch raises for the arguments.
-
-    The kernel is asked, of a batch without samples: its checks are the same on every device and
-    come before all else (native/Convolution.cpp, check_shape_forward), and nothing is computed
-    behind them. Python's function for ``meta`` imports sympy, and takes some wrong arguments.
-    """
+    """Return the output on ``meta``, contiguous; raises what torch raises for the arguments."""
+    shape = _output_shape(input.shape, weight.shape, settings)
+    if shape is not None and (bias is None or bias.shape == (shape[1],)):
+        return input.new_empty(shape)
     dims = weight.dim() - 2
     sides = (list(one) for one in (settings.stride, settings.padding, settings.dilation))
     more = list(settings.output_padding) if settings.transposed else [0] * dims
     given = (*sides, settings.transposed, more, settings.groups)
+    _check(input, weight, bias, given)
+    result: Tensor = torch.ops.aten.convolution(input, weight, None, *given)
+    return result
+
+
+def _check(input: Tensor, weight: Tensor, bias: Tensor | None, given: tuple[Any, ...]) -> None:
+    """Raise what the kernel raises of shapes and settings, which ``meta`` takes or words otherwise.
+
+    The checks are the same on every device and come before all else (native/Convolution.cpp,
+    check_shape_forward). Of a batch without samples nothing is computed behind them.
+    """
     hollow = torch.empty((), dtype=input.dtype, device="cpu")
-    operands = [None if one is None else hollow.expand(one.shape) for one in (weight, bias)]
-    none, every = hollow.expand(input[:0].shape), hollow.expand(input.shape)
+    operands = [
+        None if one is None else hollow.expand(one.shape) for one in (input[:0], weight, bias)
+    ]
     try:
-        found = torch.ops.aten.convolution(none, *operands, *given)
+        torch.ops.aten.convolution(*operands, *given)
     except RuntimeError as error:
         if "channels, but got" not in str(error) and "dimensional input" not in str(error):
             raise
-        found = None
-    if found is None or 0 in found.shape[2:]:
-        # What is said of an input, or of an output without pixels, names all samples.
-        found = torch.ops.aten.convolution(every, *operands, *given)
-    return input.new_empty((input.shape[0], *found.shape[1:]))
+        # It names the input's shape, with the samples that there are.
+        torch.ops.aten.convolution(hollow.expand(input.shape), *operands[1:], *given)
+
+
+def _output_shape(
+    input: Sequence[int], weight: Sequence[int], settings: ConvolutionSettings
+) -> list[int] | None:
+    """Return a valid call's output shape; ConvUtils.h, conv_output_size, conv_input_size."""
+    dims, groups = len(weight) - 2, settings.groups
+    given = (settings.stride, settings.padding, settings.dilation, settings.output_padding)
+    numbers = [tuple(one) * (dims if len(one) == 1 else 1) for one in given]
+    if dims < 1 or len(input) != dims + 2 or any(len(one) != dims for one in numbers):
+        return None
+    if not input[1] or input[1] != (weight[0] if settings.transposed else weight[1] * groups):
+        return None
+    if groups < 1 or weight[0] % groups:
+        return None
+    sizes = []
+    for size, kernel, stride, padding, dilation, more in zip(
+        input[2:], weight[2:], *numbers, strict=True
+    ):
+        window = dilation * (kernel - 1) + 1
+        if stride < 1 or padding < 0 or dilation < 0:
+            return None
+        if settings.transposed:
+            sizes.append((size - 1) * stride - 2 * padding + window + more)
+        elif size + 2 * padding < window:
+            return None
+        else:
+            sizes.append((size + 2 * padding - window) // stride + 1)
+    filters = weight[1] * groups if settings.transposed else weight[0]
+    return [input[0], filters, *sizes] if min(sizes) > 0 else None
 
 
 @_forward.meta("cpu")
