@@ -206,6 +206,10 @@ def newly_recorded(evidence: Evidence) -> Cause | None:
         rows, origin = _another_forward(evidence, own)
     has_others = evidence.about(Topic.FROZEN) or evidence.about(Topic.TIED) or is_given
     why = "" if has_others or new_gradient(evidence) else _GONE
+    trained = [evidence.short(one.name) for one in evidence.about(Topic.SIZES) if not one.before]
+    if trained:
+        are = "are new parameters" if trained[1:] else "is a new parameter"
+        why = f": {some(trained)} {are}"
     made = [row for row in rows if row.what.role in MADE] if origin is None else []
     first = min(made, key=evidence.order, default=None)  # where the graph begins
     place = origin or Origin(Phase.FORWARD)
