@@ -43,6 +43,13 @@ DeviceContext: type = private("torch.utils._device.DeviceContext")
 _global_context: Any = private("torch._GLOBAL_DEVICE_CONTEXT")
 
 
+def present_constructors() -> Any:
+    """Return the ``device_constructors`` that there are now: torch remembers what was there first,
+    as the stand-in of transformers for ``linspace`` (initialization.py).
+    """
+    return device_constructors.__wrapped__()
+
+
 @contextmanager
 def constructors_asked() -> Iterator[None]:
     """A context before which torch is asked for its ``device_constructors``, and after which it is

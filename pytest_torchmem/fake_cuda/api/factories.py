@@ -57,10 +57,8 @@ def factories(trace: TraceContext, looked_at: list[LookedAt]) -> Replacements:
     """Let factories make tensors on fake cuda, and ``torch.device`` as a context say where. What
     decides which are replaced is added to ``looked_at``.
     """
-    # Asked anew: torch remembers what was there first, as transformers' stand-in for ``linspace``
-    # (initialization.py). A mock has no name of its own.
-    present = modes.device_constructors.__wrapped__()
-    names = {one: getattr(one, "__name__", "") for one in present}
+    # A mock that is there has no name of its own.
+    names = {one: getattr(one, "__name__", "") for one in modes.present_constructors()}
     replaced = {original: _factory(original, name) for original, name in names.items() if name}
     listed_ids = {*map(id, names)}
     of_list = {name for name, one in vars(torch).items() if id(one) in listed_ids}
