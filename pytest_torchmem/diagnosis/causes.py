@@ -228,9 +228,14 @@ class Evidence:
 
     def made_at_most(self, row: Row) -> int:
         """Return the most bytes that a row's operator made at once, if it makes more now; or 0."""
-        sides = self.then(Topic.OPERATORS), self.present(Topic.OPERATORS)
-        before, now = (side.get(row.what.source, Counts()).largest for side in sides)
-        return before if before < row.what.nbytes <= now and row.what.dtype else 0
+        now: Counts = self.present(Topic.OPERATORS).get(row.what.source, Counts())
+        before = self.most_of(row.what.source)
+        return before if before < row.what.nbytes <= now.largest and row.what.dtype else 0
+
+    def most_of(self, operator: str) -> int:
+        """Return the most bytes that an operator made at once in the snapshot, 0 if unknown."""
+        counts: Counts = self.then(Topic.OPERATORS).get(operator, Counts())
+        return counts.largest
 
     def counts(self, which: str = "called") -> dict[str, Counted]:
         """Return the operators whose count ``which`` changed; nothing where it is not known."""

@@ -63,8 +63,12 @@ class Provenance:
 
     def caller(self, one: Allocation) -> str:
         """Return the called operator whose body made an allocation, "" where it is not known."""
-        made = self._made_by.items()
-        return next((c.origin.operator for i, c in made if self._allocations[i] is one), "")
+        call = self._made_by.get(self.index(one))
+        return call.origin.operator if call is not None else ""
+
+    def index(self, one: Allocation) -> int:
+        """Return the index of what a call made, -1 for anything else."""
+        return next((index for index in self._made_by if self._allocations[index] is one), -1)
 
     def makers_before(self, operator: str, last: Collection[str]) -> set[str]:
         """Return the modules that made inputs of an operator's first calls, back to ``last``."""

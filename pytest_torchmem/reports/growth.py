@@ -33,6 +33,8 @@ _SIZE = 11
 """Columns of a change."""
 _MANY = 2
 """Shapes of one operator, or operators of one shape, beyond which they are one row."""
+_NOT_ALIVE = "not alive now"
+"""At the moment: it may be made, and freed before it."""
 _DIRECTORIES = re.compile(r"(?<=, )[^\s,]*/(?=[^\s/]+:\d[^:]*$)")
 """Those of the file that a place ends in."""
 
@@ -213,7 +215,7 @@ def describe(row: Row) -> str:
     before, now = row.before, row.now
     if now is None:
         assert before is not None
-        return joined(_times(row.count_before, before), before.role, "gone")
+        return joined(_times(row.count_before, before), before.role, _NOT_ALIVE)
     text = _times(row.count_now, now)
     if before is None:
         return joined(text, now.role)
@@ -297,7 +299,8 @@ def _described(rows: Sequence[Row]) -> tuple[str, str]:
     numbers = {one.what.line.rpartition(":")[2] for one in rows}
     line = f"{file}:{listed(sorted(numbers, key=lambda one: (len(one), one)))}" if file else ""
     source = short_names(operators) if operators[1:] else what.source
-    return joined(text, what.role, "" if row.now else "gone"), joined(_inside(source, module), line)
+    text = joined(text, what.role, "" if row.now else _NOT_ALIVE)
+    return text, joined(_inside(source, module), line)
 
 
 def _two_lines(size: str, what: str, where: str) -> Iterator[str]:

@@ -28,6 +28,21 @@ _OF_GRADIENTS = (Role.GRADIENT_TEMPORARY, Role.WORKSPACE)
 """What a backward through the graph of another takes for a moment."""
 
 
+@rule("backwards", "{now}, and was {before}: graphs add up until it runs", sure=True)
+def fewer_backwards(evidence: Evidence) -> Cause | None:
+    """Losses are added up, and one backward goes through the graphs of all of them."""
+    before, now = (_calls(of(Topic.BACKWARD), "calls") for of in (evidence.then, evidence.present))
+    rows = [*evidence.came(Role.SAVED, Role.ACTIVATION, Role.HELD)]
+    called = [evidence.counted(row.what.source) for row in rows]
+    if not 0 < now < before or any(one and one.fell for one in called):
+        return None
+    if evidence.known_tensors.isdisjoint(row.what[1:5] for row in rows):
+        return None  # as those of several graphs are
+    words = {"now": f"backward runs {times(now)}", "before": f"run {times(before)}"}
+    lines = evidence.ran.called_as("backward")
+    return cause("backwards", rows, None, lines[0] if len(lines) == 1 else None, **words)
+
+
 @rule("graph kept", "a backward with {option}=True at {line} {news} its graph{holder}", sure=True)
 def graph_kept(evidence: Evidence) -> Cause | None:
     """A backward is asked to leave its graph what it has saved, or to make another graph."""
@@ -59,21 +74,6 @@ def gradients_of_each_sample(evidence: Evidence) -> Cause | None:
     samples = more if calls < were else "each sample"
     place = Origin(Phase.FORWARD, "", "torch.vmap", *now["vmap"].lines[:1] or ("",))
     return cause("per sample", evidence.came(), None, place, samples=samples)
-
-
-@rule("backwards", "{now}, and was {before}: graphs add up until it runs", sure=True)
-def fewer_backwards(evidence: Evidence) -> Cause | None:
-    """Losses are added up, and one backward goes through the graphs of all of them."""
-    before, now = (_calls(of(Topic.BACKWARD), "calls") for of in (evidence.then, evidence.present))
-    rows = [*evidence.came(Role.SAVED, Role.ACTIVATION, Role.HELD)]
-    called = [evidence.counted(row.what.source) for row in rows]
-    if not 0 < now < before or any(one and one.fell for one in called):
-        return None
-    if evidence.known_tensors.isdisjoint(row.what[1:5] for row in rows):
-        return None  # as those of several graphs are
-    words = {"now": f"backward runs {times(now)}", "before": f"run {times(before)}"}
-    lines = evidence.ran.called_as("backward")
-    return cause("backwards", rows, None, lines[0] if len(lines) == 1 else None, **words)
 
 
 def _calls(facts: Mapping[str, Calls], name: str) -> int:

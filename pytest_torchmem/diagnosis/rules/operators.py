@@ -1,7 +1,7 @@
 """Causes in which operators the forward calls: another attention, a cache, or what else is new."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import prod
 from operator import eq
 
@@ -19,6 +19,7 @@ from pytest_torchmem.diagnosis.causes import (
     shown_by,
     times,
     total,
+    within,
 )
 from pytest_torchmem.diagnosis.difference import OF_BACKWARD, Row
 from pytest_torchmem.diagnosis.rules.types import is_known, wider_type
@@ -176,13 +177,8 @@ def other_operators(evidence: Evidence) -> Cause | None:
     if root is not None:
         origin = root.origin._replace(operator=evidence.ran.caller(root))
         own = [*dict.fromkeys([origin.operator, *own])]
-    came = {_base(name) for name in own}  # of an operator that takes a number now it is no news
     fell = {name for name, one in counts.items() if one.fell}
-    made = {_base(row.what.source) for row in evidence.came(*MADE)}
-    gone = [name for name in fell if _base(name) not in (*came, *made, *_ALLOCATE)]
-    alive = {what.source for what in evidence.known()}  # what was worth keeping in the snapshot
-    gone.sort(key=lambda name: (name not in alive, counts[name].now - counts[name].before, name))
-    gone += [one.name for one in evidence.about(Topic.IN_PLACE) if one.now < one.before]
+    gone = _replaced(evidence, counts, own, first.what.module)
     instead = f" in the place of {short_names(gone)}" if gone else ""
     if evidence.then(Topic.COMPILED) and _ALLOCATE[-1] in fell and not counts[own[0]].before:
         instead = f" {'are' if own[1:] else 'is'} no longer compiled"
@@ -194,6 +190,40 @@ def other_operators(evidence: Evidence) -> Cause | None:
         places = (one for one in evidence.ran.places(own[0]) if one.phase is Phase.FORWARD)
         origin = [None, *places][-1]
     return cause("operators", rows, first, origin, came=text, gone=instead)
+
+
+def _replaced(
+    evidence: Evidence, counts: Mapping[str, Counted], own: Sequence[str], module: str
+) -> list[str]:
+    """Return the operators called less often that others may stand for: those known in the same
+    module or around it, or, if nothing of theirs was worth keeping, called about as often.
+    """
+    alive = dict[str, set[str]]()  # what was worth keeping in the snapshot, by its modules
+    for what in evidence.known():
+        alive.setdefault(what.source, set()).add(what.module)
+    came = {_base(name) for name in own}  # of an operator that takes a number now it is no news
+    came |= {_base(row.what.source) for row in evidence.came(*MADE)}
+    gone = {name: one for name, one in counts.items() if one.fell and evidence.most_of(name)}
+    gone |= {
+        one.name: Counted(one.before, one.now)
+        for one in evidence.about(Topic.IN_PLACE)
+        if one.now < one.before
+    }
+    rises = sum(counts[name].now - counts[name].before for name in own)
+
+    def is_replaced(name: str) -> bool:
+        if _base(name) in (*came, *_ALLOCATE):
+            return False
+        if name not in alive:
+            return gone[name].before - gone[name].now <= _ABOUT * rises
+        return any(within(one, module) or within(module, one) for one in alive[name])
+
+    order = {name: (name not in alive, gone[name].now - gone[name].before, name) for name in gone}
+    return sorted(filter(is_replaced, gone), key=order.__getitem__)
+
+
+_ABOUT = 2
+"""As fused attention stands for two products."""
 
 
 @rule("elsewhere", "{operators} {run} on the {now}, and ran on the {before}", sure=True)
@@ -252,8 +282,9 @@ def more_in_the_step(evidence: Evidence) -> Cause | None:
 @rule("larger", "{operator} makes {now}{of}{before}{given}", last=True)
 def larger_outputs(evidence: Evidence) -> Cause | None:
     """What an operator makes has another shape, and what is computed of it follows."""
-    resized = (row for row in evidence.came() if row.is_resized and row.before)
-    rows = [row for row in resized if row.before and row.before.nbytes < row.what.nbytes]
+    there = {group.what[1:5] for group in evidence.alive.groups}
+    resized = (row for row in evidence.came() if row.is_resized)
+    rows = [row for row in resized if row.before and _is_larger(evidence, row, row.before, there)]
     if not rows:
         return _larger_before(evidence) or _larger_than_any(evidence)
     made = [row for row in rows if row.what.role in MADE]
@@ -284,6 +315,14 @@ def larger_outputs(evidence: Evidence) -> Cause | None:
         given=_given(evidence, given, first) if given is not None else "",
         of=_of_standing(evidence, first.what, evidence.first(first)),
     )
+
+
+def _is_larger(evidence: Evidence, row: Row, was: What, made: Collection[object]) -> bool:
+    """Tell whether a row's tensors stand for smaller ones: of an operator that is called more
+    often these may be ``made`` still.
+    """
+    is_beside = evidence.rose(row.what.source) and was[1:5] in made
+    return was.nbytes < row.what.nbytes and not is_beside
 
 
 def _of_standing(evidence: Evidence, what: What, index: int) -> str:
@@ -434,7 +473,14 @@ def _makes(evidence: Evidence, names: Sequence[str], first: Row) -> str:
         return ""
     most = " at most" if len(names) > 1 else ""
     tensor = first.what.tensor if first.what.nbytes == largest.nbytes else largest.tensor
-    return f" ({tensor}{most}{_of_mask(evidence, largest)})"
+    given = [one for one in evidence.ran.read(evidence.ran.index(largest)) if one.dtype]
+    source = max(given, key=lambda one: one.nbytes, default=largest)
+    of = f", of {source.tensor}" if _MANY_TIMES * source.nbytes <= largest.nbytes else ""
+    return f" ({tensor}{most}{of}{_of_mask(evidence, largest)})"
+
+
+_MANY_TIMES = 4
+"""What is made of so much less is a copy of a view, an index or a broadcast."""
 
 
 def _largest(evidence: Evidence, names: Sequence[str]) -> Allocation | None:

@@ -198,6 +198,10 @@ def wider_type(evidence: Evidence) -> Cause | None:
         and any(row.what.dtype == of and within(row.what.module, path) for path, of in own)
         and row not in wider
     ]
+    source = first.what.source
+    if rows[first].source == CONVERTS != source:
+        where = f": what {source} makes is no longer converted"
+        return cause("type", wider, first, None, source=source, where=where, **types)
     found = _from(evidence, "type", first, wider, **types)
     if found is None or found.origin is None:
         return found
@@ -304,14 +308,18 @@ def kept_twice(evidence: Evidence) -> Cause | None:
 
 
 def _is_new(evidence: Evidence, one: Allocation) -> bool:
-    """Tell whether what made a tensor is called more often than it was."""
-    made = one.origin
+    """Tell whether what made a tensor is called more often than it was, or never made as much and
+    nothing there.
+    """
+    made, place = one.origin, (fold(one.origin.module)[0], one.origin.operator)
     gone = [row for row in evidence.difference.rows if row.now is None]
     gone = [row for row in gone if row.place == (fold(made.module)[0], made.line)]
     if any(row.what.source != made.operator and 2 * row.what.nbytes > one.nbytes for row in gone):
         return False  # in the place of what another operator made
     called_by = evidence.ran.caller(one) or made.operator
-    return one.kind not in STANDING and evidence.rose(called_by)
+    is_there = any((known.module, known.source) == place for known in evidence.known())
+    is_more = not is_there and 0 < evidence.most_of(made.operator) < one.nbytes
+    return one.kind not in STANDING and (is_more or evidence.rose(called_by))
 
 
 def _is_for_wider(evidence: Evidence, row: Row, copied: Allocation) -> bool:
