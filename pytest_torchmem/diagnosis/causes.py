@@ -293,10 +293,12 @@ class Evidence:
             if (one.module, one.source) == (module, source) and one[1:5] not in now
         )
 
-    def can_explain(self, factor: float) -> bool:
-        """Tell whether inputs larger by a factor, at most by its square, can explain the growth."""
+    def can_explain(self, factor: float, standing: Collection[str] = _OF_NO_INPUT) -> bool:
+        """Tell whether sizes larger by a factor, at most by its square, can explain the growth of
+        all but what is ``standing``.
+        """
         found = self.difference  # in attention it grows by the square
-        groups = (one for one in self.known_groups if one.what.role in _OF_NO_INPUT)
+        groups = (one for one in self.known_groups if one.what.role in standing)
         apart = sum(one.nbytes(found.moment) for one in groups)
         return found.change <= _SLACK * (factor**2 - 1) * (found.before - apart)
 

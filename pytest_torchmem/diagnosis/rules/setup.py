@@ -607,7 +607,9 @@ def another_size(evidence: Evidence) -> Cause | None:
     if not resized:
         return _size_of_no_layer(evidence)
     first = max(resized, key=lambda row: (row.change, -evidence.order(row)))
-    assert first.before is not None
+    most = max(row.what.nbytes / row.before.nbytes for row in resized if row.before)
+    if first.before is None or not evidence.can_explain(most, ()):
+        return None
     otherwise = set_otherwise(evidence)
     layers = evidence.present(Topic.LAYERS)
     own = (layer for one in otherwise for layer in layers.get(one, ()) if not layer.is_of_torch)

@@ -1,7 +1,7 @@
 """Causes in types, shapes and copies: wider numbers, a matrix of vectors, what is there twice."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import zip_longest
 from math import prod
@@ -43,17 +43,28 @@ def broadcast(evidence: Evidence) -> Cause | None:
             continue  # of what the forward has summed up
         places.setdefault((fold(origin.module)[0], origin.line), []).append((origin, shapes))
     for row in (one for one in evidence.came() if not is_kept(evidence, one)):
-        what = row.what
-        for origin, shapes in places.get(row.place, ()):
-            made = shapes.rpartition(" made ")[2]
-            # A kernel's temporary is as large as what broadcasting made.
-            same = what.shape == _sizes(made) if what.dtype else what.nbytes >= prod(_sizes(made))
-            if not same or _was_broadcast(evidence, what, shapes):
-                continue
-            alike = [one for one in evidence.came() if str(list(one.what.shape)) == made]
-            rows = [row, *(one for one in alike if one is not row)]
-            return cause("broadcast", rows, row, origin, shapes=shapes)
+        for what in (row.what, *_computed_of(evidence, row)):
+            for origin, shapes in places.get((what.module, what.line), ()):
+                made = shapes.rpartition(" made ")[2]
+                # A kernel's temporary is as large as what broadcasting made.
+                size = prod(_sizes(made))
+                same = what.shape == _sizes(made) if what.dtype else what.nbytes >= size
+                if not same or _was_broadcast(evidence, what, shapes):
+                    continue
+                alike = [one for one in evidence.came() if str(list(one.what.shape)) == made]
+                rows = [row, *(one for one in alike if one is not row)]
+                return cause("broadcast", rows, row, origin, shapes=shapes)
     return None
+
+
+def _computed_of(evidence: Evidence, row: Row) -> Iterator[What]:
+    """Yield what an output was computed of that has its shape, and may be freed by then."""
+    index = evidence.first(row) if row.what.role in MADE else -1
+    for one in map(evidence.ran.allocation, evidence.ran.ancestors(index)):
+        if one.shape == row.what.shape and one.dtype:
+            made, tensor = one.origin, (one.dtype, one.shape)
+            place = fold(made.module)[0], made.operator
+            yield What(row.what.role, *place, *tensor, made.line, one.nbytes)
 
 
 def _was_broadcast(evidence: Evidence, what: What, shapes: str) -> bool:
