@@ -65,6 +65,8 @@ class Told:
     number_first: bool = False
     """Whether the headline is a number, which comes before where it was found."""
     where: str = ""
+    more: Sequence[str] = ()
+    """Of what grew the place, and further causes with theirs."""
 
 
 def message(result: CheckResult, *, verbose: bool = False) -> str:
@@ -104,7 +106,7 @@ def together(
     elsewhere = tests[0] if all(test not in ("", nodeid) for test in tests) else ""
     what_to_do = dict.fromkeys(check.advice for check in failures if check.advice)
     if elsewhere and not verbose:
-        heads = dict.fromkeys(one.first for one in told)
+        heads = dict.fromkeys("\n".join([one.first, *one.more]) for one in told)
         return _shown([*heads, f"The same as in {elsewhere}", *what_to_do])
     return _text(told, [*what_to_do], most, verbose=verbose)
 
@@ -132,6 +134,9 @@ def _text(told: Sequence[Told], advice: Iterable[str], most: int, *, verbose: bo
     if rows.rows and left - _lines(figures) < _FEWEST_LINES:
         of = f" of {told[0].where}" if told[1:] else ""  # the headlines have those of others
         figures = _figures(told[:1], every=False, of=of)
+    if left - _lines(figures) < _ONE_ROW:  # which says more than further causes
+        heads = _heads([replace(one, more=one.more[:1]) for one in told])
+        left = most - _lines([*heads, *sections, *advice])
     left = max(left - _lines(figures), _ONE_ROW)
     return _shown([*heads, *filter(None, [rows.text(lines=left)]), *sections, *figures, *advice])
 
@@ -158,7 +163,7 @@ def _told(result: CheckResult) -> list[Told]:
 def _heads(told: Sequence[Told]) -> list[str]:
     """Return the headlines: those of one cause together, which is told once."""
     by_cause: dict[object, list[str]] = {}
-    placed = _placed(told)
+    placed, said = _placed(told), set[str]()
     for one in told:
         if one.cause is None:
             by_cause.setdefault(one.first, [placed[one.first]])
@@ -166,7 +171,9 @@ def _heads(told: Sequence[Told]) -> list[str]:
         key = one.cause[0] or one.cause
         known = by_cause.setdefault(key, [])
         same = f"{one.size}: for the same reason" if one.cause[0] else one.size
-        known.append(layout.wrapped(same) if known else one.first)
+        news = [part for part in one.more if part not in said]
+        known += [layout.wrapped(same)] if known else [one.first, *news]
+        said.update(one.more)
     return ["\n".join(lines) for lines in by_cause.values()]
 
 
@@ -262,7 +269,7 @@ def _grew(found: Changed, result: CheckResult) -> Told:
     line = growth.line_of(diagnosis)
     grown = growth.signed((change.now or 0) - (change.before or 0))
     return Told(
-        "\n".join(filter(None, (headline, layout.wrapped(place), *growth.others(diagnosis)))),
+        headline,
         [*map(layout.wrapped, others)],
         growth.section(diagnosis),
         [one for one in comparison.told if one in worst],
@@ -270,6 +277,7 @@ def _grew(found: Changed, result: CheckResult) -> Told:
         (why, place),
         size,
         layout.joined(f"{grown} {label(change.figure)}", layout.joined(why, line), separator=": "),
+        more=[*filter(None, (layout.wrapped(place), *growth.others(diagnosis)))],
     )
 
 
@@ -439,7 +447,8 @@ def _leaks(found: Leaks, result: CheckResult) -> Told:
     headline = f"{number} alive after a step and not before it, {where}: {why}"
     stays = Section("What stays after a step", growth.rows_of(diagnosis.difference.rows))
     return Told(
-        f"{layout.wrapped(headline, first=True)}\n{layout.wrapped(place)}",
+        layout.wrapped(headline, first=True),
+        more=[layout.wrapped(place)],
         rows=stays,
         cause=(headline, place),
         size=headline,
