@@ -151,7 +151,7 @@ def diagnose(
             (fold(origin.module)[0], origin.operator, origin.line): name
             for origin, name in reversed(profile.functions if profile is not None else ())
         },
-        leads=_leads(evidence, causes[0].rule if causes else ""),
+        leads=_leads(evidence, causes[0] if causes else None),
         told=_told_since(before, now),
         was_peak=was,
     )
@@ -165,10 +165,15 @@ _OF_CONSTRUCTORS = ("layer", "size", "new module", "more layers", "tied")
 """Causes in how a module is made, rather than in how it is called."""
 
 
-def _leads(evidence: Evidence, rule: str) -> dict[tuple[str, str], tuple[str, tuple[str, ...]]]:
+def _leads(
+    evidence: Evidence, cause: Cause | None
+) -> dict[tuple[str, str], tuple[str, tuple[str, ...]]]:
     """Return what leads to lines that were there before, where another call may be the news; of
     others outside of modules, the nearest two; of a module that is made otherwise, its maker.
+    Nothing where the cause says which calls are meant.
     """
+    if cause is not None and cause.values.get("lines"):
+        return {}
     then, seen = evidence.moved_lines(), evidence.watched
     calls = (line for one in evidence.then(Topic.CALLS).values() for line in one.lines)
     known = {then.get(line, line) for line in (*calls, *(one.line for one in evidence.known()))}
@@ -178,7 +183,7 @@ def _leads(evidence: Evidence, rule: str) -> dict[tuple[str, str], tuple[str, tu
         if leads and (line in known or not module):
             found[module, line] = "called in", leads
     made = {place: ("made in", (line,)) for place, line in seen.makers.items() if line}
-    return found | made if rule in _OF_CONSTRUCTORS else found
+    return found | made if cause and cause.rule in _OF_CONSTRUCTORS else found
 
 
 def _nearest(leads: Collection[tuple[str, ...]]) -> tuple[str, ...]:

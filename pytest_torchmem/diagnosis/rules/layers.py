@@ -118,6 +118,14 @@ class LayerChange(NamedTuple):
         return not self.is_of_torch and all(type(v) is float for _, v in sides[0] ^ sides[1])
 
     @property
+    def is_exchanged(self) -> bool:
+        """Whether attributes are in the place of others, which say nothing of one another."""
+        now, before = self.layer.settings, self.was.settings
+        both = now.keys() & before.keys()
+        same = all(now[name] == before[name] for name in both)
+        return not self.is_of_torch and same and bool(now.keys() - both and before.keys() - both)
+
+    @property
     def is_set_otherwise(self) -> bool:
         """Whether settings changed, and not the widths alone.
 
@@ -310,6 +318,8 @@ def _of_change(
     calls_others = any(evidence.rose(row.what.source) for row in inside)
     if change.is_narrower or (change.is_of_rates and calls_others):
         return None
+    if change.is_exchanged and larger:
+        return None  # what is given to layers says more
     given = larger.get(pattern)
     # Of several stars all numbers go together: what is given as before tells.
     as_before = any(are_among(numbers, one.numbers) for one in given.same) if given else True

@@ -45,6 +45,10 @@ def _called_at(evidence: Evidence, module: str) -> tuple[str, Origin | None]:
     under = calls.get(IN_MODE.format("no_grad", module), Calls()).lines
     if under and files[0] == files[1]:  # the same calls, in their order
         lines = tuple(line for line, was in zip(lines, known, strict=True) if was in under)
+    elif under:  # not those of files that call it as often as they did without
+        without = [file for file, line in zip(files[0], known, strict=True) if line not in under]
+        same = {file for file in files[1] if files[1].count(file) == without.count(file)}
+        lines = tuple(line for line in lines if line.rpartition(":")[0] not in same) or lines
     at, place = called_at(module, lines)
     return at and f": called {at}", place
 
@@ -126,7 +130,7 @@ def no_longer_frozen(evidence: Evidence) -> Cause | None:
     if not rows:
         rows = [*evidence.came(*setup.OF_TRAINING)] if lost else []
     parts = [part for change in lost for part in _trained_parts(evidence, change.name)]
-    names = [evidence.short(part) for part in dict.fromkeys(parts)]
+    names = [evidence.short(part) + evidence.was(part) for part in dict.fromkeys(parts)]
     are, were = ("are", "were") if names[1:] else ("is", "was")
     words = some(names)
     around = common_parent(parts) if names[2:] else ""
