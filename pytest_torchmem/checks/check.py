@@ -399,7 +399,7 @@ class DeviceCheck:
             place: [_within_program(lines, test) for lines in leads]
             for place, (_, leads) in watch.callers.items()
         }
-        return Watched(reasons, holders, savers, callers, watch.makers, (*watch.regions,), kept)
+        return Watched(reasons, holders, savers, callers, watch.makers, watch.regions, kept)
 
     def holder(self, profile: MemoryProfile, found: StepGrowth, *, on_host: bool) -> str:
         """Trace again and return what refers to a step's largest tensor, "" if unknown."""

@@ -111,8 +111,9 @@ class Watched:
     """By a module and a line: the program's lines that lead to it in its calls, nearest first."""
     makers: Mapping[tuple[str, str], str] = field(default_factory=dict)
     """By a module and a line in it: the program's line that makes the module."""
-    regions: Collection[str] = ()
-    """The program's lines that enter a region of autocast."""
+    regions: Mapping[str, bool] = field(default_factory=dict)
+    """The program's lines that enter a region of autocast, and whether what is to blame is in one
+    that is off."""
     ran: bool = False
     """Whether there was a second trace, in which holders were looked for."""
 
@@ -410,13 +411,15 @@ def fact_rule(
     rows: Callable[[Evidence, FactChange], Iterable[Row]] = lambda evidence, change: (
         evidence.of_module(change.name)
     ),
+    place: Callable[[Evidence, FactChange], Origin | None] = lambda evidence, change: None,
     *,
     sure: bool = True,
 ) -> None:
     """Register a rule that compares facts of a topic: of the changed ones, that explains most.
 
     ``told`` yields the values of the sentence for a change, and with them, as ``numbers``, which
-    modules of the pattern it is about. The sentence may name ``{module}`` and ``{name}``.
+    modules of the pattern it is about. The sentence may name ``{module}`` and ``{name}``; ``place``
+    is to blame, where it is known.
     """
 
     @rule(name, sentence, sure=sure)
@@ -426,19 +429,13 @@ def fact_rule(
                 name,
                 rows(evidence, change),
                 None,
-                _call(evidence, change) if topic == Topic.ARGUMENTS else None,
+                place(evidence, change),
                 module=evidence.module(change.name, values.get("numbers", "")),
                 **{"name": change.name, **values},
             )
             for change in evidence.about(topic)
             for values in told(change)
         )
-
-
-def _call(evidence: Evidence, change: FactChange) -> Origin | None:
-    """Return where a module is called, if that is known."""
-    line = evidence.ran.called_from(change.name)
-    return Origin(Phase.FORWARD, change.name, "", line) if line else None
 
 
 def total(rows: Iterable[Row]) -> int:

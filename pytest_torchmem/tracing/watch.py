@@ -53,8 +53,10 @@ class Watch:
         what leads to that line then."""
         self.makers: dict[tuple[str, str], str] = {}
         """By the same: the line of the program that makes the module."""
-        self.regions: dict[str, None] = {}
-        """The lines that enter a region of autocast."""
+        self.regions: dict[str, bool] = {}
+        """The lines that enter a region of autocast, and whether a place is in one that is off."""
+        self.inside: list[tuple[str, bool]] = []
+        """Those that are entered now, and whether autocast is on in them."""
         self.attention: dict[str, str] = {}
         """By the line that calls attention: why no fused kernel took it."""
         self.holders: dict[int, str] = {}
@@ -119,6 +121,7 @@ class Watch:
                 same = known if entry.nbytes == nbytes else ()
                 self.callers[pattern, line] = entry.nbytes, (*same, leads)
                 self.makers[pattern, line] = _maker_of(entry.origin.module, sys._getframe(2))
+                self.regions |= {region: True for region, is_on in self.inside[-1:] if not is_on}
 
     def at_end(self, ledger: Ledger) -> None:
         """Look at what is alive at the end, where that is the moment that is asked about."""
@@ -247,14 +250,21 @@ def watching(
     """
     watch, saving = Watch(device, wanted or {}, before, places), FunctionCtx.save_for_backward
     enter: Any = torch.autocast.__enter__
+    leave: Any = torch.autocast.__exit__
 
     def attends(*args: Any, **kwargs: Any) -> Any:
         watch.saw_attention(*args, **kwargs)
         return _ATTENTION(*args, **kwargs)
 
     def enters(region: torch.autocast) -> Any:
-        watch.regions[Attribution().user_line()] = None
-        return enter(region)
+        entered, line = enter(region), Attribution().user_line()
+        watch.regions.setdefault(line, False)
+        watch.inside.append((line, torch.is_autocast_enabled(region.device)))
+        return entered
+
+    def leaves(region: torch.autocast, *raised: Any) -> Any:
+        del watch.inside[-1:]
+        return leave(region, *raised)
 
     def saves(context: FunctionCtx, *tensors: Tensor) -> None:  # torch/autograd/function.py
         watch.saw_saved(context, tensors)
@@ -267,5 +277,5 @@ def watching(
             stack.enter_context(replaced(functional, scaled_dot_product_attention=attends))
             stack.enter_context(_AttentionMode(watch))
         stack.enter_context(replaced(FunctionCtx, save_for_backward=saves))
-        stack.enter_context(replaced(torch.autocast, __enter__=enters))
+        stack.enter_context(replaced(torch.autocast, __enter__=enters, __exit__=leaves))
         yield watch

@@ -265,10 +265,11 @@ def graphs_of_several_steps(wrong: bool, device: str) -> None:
         total = total + (loss if wrong else loss.detach())
 
 
-@planted("autocast", "Decoder runs without autocast", "Decoder")
+@planted("autocast", "Decoder runs without autocast", "", "torch.autocast(enabled=False)", "")
 def outside_of_autocast(wrong: bool, device: str) -> None:
     model = Decoder().to(device)
-    with torch.autocast(device, dtype=torch.bfloat16, enabled=not wrong):
+    region = torch.autocast(device, dtype=torch.bfloat16, enabled=not wrong)
+    with region:  # here: outside_of_autocast
         loss = cross_entropy(model(ids(16).to(device)))
     loss.backward()
 

@@ -47,7 +47,7 @@ from pytest_torchmem.profile.facts import (
     parts_of,
 )
 from pytest_torchmem.profile.module_paths import ALL, common_parent, fold, prefixes, read_numbers
-from pytest_torchmem.profile.timeline import Allocation, Kind, Role
+from pytest_torchmem.profile.timeline import Allocation, Kind, Origin, Phase, Role
 
 OF_TRAINING = (Role.GRADIENT, Role.OPTIMIZER_STATE, Role.OPTIMIZER_TEMPORARY)
 _DECIDES = {
@@ -170,6 +170,18 @@ def _inside_or_all(evidence: Evidence, change: FactChange) -> Iterable[Row]:
     return inside or evidence.came()
 
 
+def _region_off(evidence: Evidence, change: FactChange) -> Origin | None:
+    """Return where autocast is entered that is off, if it is around what is to blame."""
+    line = next((line for line, is_off in evidence.watched.regions.items() if is_off), "")
+    return Origin(Phase.FORWARD, "", "torch.autocast(enabled=False)", line) if line else None
+
+
+def _call(evidence: Evidence, change: FactChange) -> Origin | None:
+    """Return where a module is called, if that is known."""
+    line = evidence.ran.called_from(change.name)
+    return Origin(Phase.FORWARD, change.name, "", line) if line else None
+
+
 fact_rule(
     "process settings",
     "{name} is {now}, and was {before}",
@@ -178,7 +190,11 @@ fact_rule(
     _by_setting,
 )
 fact_rule(
-    "autocast", "{module} runs without autocast, and ran with {detail}", Topic.MODES, _autocast_left
+    "autocast",
+    "{module} runs without autocast, and ran with {detail}",
+    Topic.MODES,
+    _autocast_left,
+    place=_region_off,
 )
 fact_rule(
     "autocast uncached",
@@ -250,6 +266,7 @@ fact_rule(
     Topic.ARGUMENTS,
     lambda change: _other_parts(change, "was with"),
     _inside_or_all,
+    _call,
     sure=False,
 )
 fact_rule(
