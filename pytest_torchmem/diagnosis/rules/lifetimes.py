@@ -17,15 +17,15 @@ from pytest_torchmem.diagnosis.causes import (
     total,
 )
 from pytest_torchmem.diagnosis.difference import Row
-from pytest_torchmem.figures import END, HOST
+from pytest_torchmem.figures import END, HOST, PEAK
 from pytest_torchmem.profile.facts import Calls, Topic
 from pytest_torchmem.profile.timeline import Kind, Origin, Phase, Role
 
 _FORWARD = ("forward_peak", "retained")
-_OF_GRAPHS = (Role.EARLIER, Role.HELD, Role.SAVED, Role.GRADIENT)
+_OF_GRAPHS = (Role.EARLIER, Role.HELD, Role.SAVED)
 _OF_MODELS = (Role.PARAMETER, Role.BUFFER, Role.GRADIENT, Role.GRADIENT_TEMPORARY)
-_OF_GRADIENTS = (Role.GRADIENT_TEMPORARY, Role.WORKSPACE)
-"""What a backward through the graph of another takes for a moment."""
+_OF_GRADIENTS = (Role.GRADIENT, Role.GRADIENT_TEMPORARY, Role.WORKSPACE)
+"""What a backward through the graph of another makes of gradients that have one."""
 
 
 @rule("backwards", "{now}, and was {before}: graphs add up until it runs", sure=True)
@@ -80,13 +80,21 @@ def _calls(facts: Mapping[str, Calls], name: str) -> int:
     return facts.get(name, Calls()).number
 
 
+def _runs_more_backwards(evidence: Evidence) -> bool:
+    before, now = (_calls(of(Topic.BACKWARD), "calls") for of in (evidence.then, evidence.present))
+    return 0 < before < now
+
+
 @rule("gradients kept", "gradients of an earlier backward are alive in the {phase}: {why}")
 def gradients_kept(evidence: Evidence) -> Cause | None:
-    """``zero_grad(set_to_none=False)``, or none at all: gradients stay between two steps."""
+    """``zero_grad(set_to_none=False)``, or none at all: gradients stay between two steps. Or there
+    are more backwards in one, and the program keeps the gradients of each.
+    """
     moment = evidence.difference.moment
-    if moment not in (*_FORWARD, "backward_peak"):
+    is_between = moment == PEAK and _runs_more_backwards(evidence)
+    if moment not in (*_FORWARD, "backward_peak") and not is_between:
         return None
-    phase = "forward" if moment in _FORWARD else "backward"
+    phase = "forward" if moment in _FORWARD else "step" if is_between else "backward"
     rows = _gradients(evidence)
     if phase == "backward":  # where they are made anyway: only what was there all along counts
         there = [one.what for one in evidence.alive.groups if "forward_peak" in one.counts]
@@ -136,7 +144,7 @@ def _gradients(evidence: Evidence) -> list[Row]:
 def freed_after_the_backward(evidence: Evidence) -> Cause | None:
     """A hook that freed gradients early is gone (``register_post_accumulate_grad_hook``)."""
     alive, step = evidence.before.alive, "optimizer_peak"
-    if alive is None or step not in alive.moments:
+    if alive is None or step not in alive.moments or _runs_more_backwards(evidence):
         return None
     known = (one for one in alive.groups if one.what.role == Role.GRADIENT)
     few = {one.what[1:5]: one.counts.get(step, 0) for one in known}

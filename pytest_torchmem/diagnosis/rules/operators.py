@@ -97,6 +97,9 @@ def _by_calls(evidence: Evidence, before: str) -> Cause | None:
     places = list(evidence.ran.places(operators[0]))
     modules, lines = {fold(one.module)[0] for one in places}, {one.line for one in places}
     rows = [row for row in evidence.came() if row.what.module in modules or row.what.line in lines]
+    masks = _masks(evidence)  # of other new operators these are the news
+    others = {name for name in more if name not in operators}
+    rows = [one for one in rows if one.what.source not in others or evidence.first(one) in masks]
     reason = next((found for line in sorted(lines) if (found := _reason(evidence, line))), "")
     now = _KERNELS.get(operators[0], "math")
     if _is_of_type(evidence, reason, rows):
@@ -408,7 +411,8 @@ def _larger_before(evidence: Evidence) -> Cause | None:
 
 def _larger_than_any(evidence: Evidence) -> Cause | None:
     """Return the largest of outputs that are larger than all that their operators made before."""
-    rows = [row for row in evidence.came(*MADE) if not row.before and evidence.made_at_most(row)]
+    made = evidence.came(*MADE, Role.EARLIER)
+    rows = [row for row in made if not row.before and evidence.made_at_most(row)]
     if not rows or evidence.difference.moment == HOST:  # of which holders tell
         return None
     first = shown_by(rows)
@@ -490,10 +494,14 @@ def _largest(evidence: Evidence, names: Sequence[str]) -> Allocation | None:
 
 def _of_mask(evidence: Evidence, one: Allocation | None) -> str:
     """Return in words that attention is given a tensor as its mask, or what is computed of it."""
-    masks = {*evidence.ran.given_as(_MASK, _KERNELS)} if one is not None else ()
-    indices = (index for mask in masks for index in (mask, *evidence.ran.ancestors(mask)))
-    is_of_mask = any(evidence.ran.allocation(index) is one for index in indices)
+    is_of_mask = any(evidence.ran.allocation(index) is one for index in _masks(evidence))
     return ", for the mask of attention" if is_of_mask else ""
+
+
+def _masks(evidence: Evidence) -> set[int]:
+    """Return the indices of masks that attention is given, and of what they are computed of."""
+    masks = {*evidence.ran.given_as(_MASK, _KERNELS)}
+    return {index for mask in masks for index in (mask, *evidence.ran.ancestors(mask))}
 
 
 def _calls(

@@ -130,9 +130,9 @@ def no_longer_frozen(evidence: Evidence) -> Cause | None:
     if not rows:
         rows = [*evidence.came(*setup.OF_TRAINING)] if lost else []
     parts = [part for change in lost for part in _trained_parts(evidence, change.name)]
-    names = [evidence.short(part) + evidence.was(part) for part in dict.fromkeys(parts)]
+    names = [evidence.short(part) for part in dict.fromkeys(parts)]
     are, were = ("are", "were") if names[1:] else ("is", "was")
-    words = some(names)
+    words = some(names) + "".join(evidence.was(path) for path in prefixes((parts or [""])[0]))
     around = common_parent(parts) if names[2:] else ""
     frozen = evidence.present(Topic.FROZEN)
     if around and not any(within(around, one) for one in frozen):

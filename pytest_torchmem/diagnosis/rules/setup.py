@@ -344,6 +344,11 @@ def inputs_changed(evidence: Evidence) -> Cause | None:
     calls = _calls_of(evidence, changed[0].name)
     before, now = next((one for one in calls if 0 < one[1] < one[0]), (0, 0))  # more at once
     fewer = f", in {now} {'call' if now == 1 else 'calls'} instead of {before}" if now else ""
+    module = changed[0].name.rpartition(" of ")[2]
+    under = IN_MODE.format("no_grad", module)
+    sides = [of(Topic.CALLS).get(under, Calls()).number for of in (evidence.present, evidence.then)]
+    if fewer and sides[0] * before < sides[1] * now:
+        fewer += f" ({sides[0]} instead of {sides[1]} under no_grad)"
     text = _step_of_input(changed[0]) + more + fewer
     retyped = any(_types(one.before) != _types(one.now) for one in changed)
     new_shapes = [one for one in changed[0].now if one not in changed[0].before]
@@ -351,7 +356,6 @@ def inputs_changed(evidence: Evidence) -> Cause | None:
     index = evidence.ran.first_made(new_shapes[0]) if is_made else -1
     made = evidence.ran.allocation(index).origin if index >= 0 else None
     origin = made if made is not None and made.line else None
-    module = changed[0].name.rpartition(" of ")[2]
     lines = evidence.present(Topic.CALLS).get(module, Calls()).lines
     if fewer or origin is None:
         made = None if fewer else evidence.ran.only_maker(changed[0].now[-1])
