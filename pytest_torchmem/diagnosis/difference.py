@@ -418,6 +418,7 @@ def _are_alike(was: _Hashed, now: _Hashed, there: Collection[tuple[str, tuple[in
     are_others = module == now.what.module and own and own.isdisjoint(_numbers(now.numbers))
     if are_others and all((module, number) in there for number in own):
         return False  # which is of other modules, that are there as well
-    if was.what.line == now.what.line or was.what.dtype != now.what.dtype:
+    is_same_type = was.what.dtype == now.what.dtype
+    if before == after or (is_same_type and was.what.line == now.what.line):
         return True
     return len(before) == len(after) and (len(before) < 2 or any(map(eq, before, after)))

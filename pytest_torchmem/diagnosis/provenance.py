@@ -154,10 +154,17 @@ class Provenance:
                 return one
         return None
 
-    def first_made(self, tensor: tuple[str, tuple[int, ...]]) -> int:
-        """Return the index of the first tensor of a type and a shape, and no parameter, or -1."""
-        made = (one for one in enumerate(self._allocations) if one[1].kind not in STANDING)
-        return next((index for index, one in made if (one.dtype, one.shape) == tensor), -1)
+    def first_made(self, tensor: tuple[str, tuple[int, ...]], module: str = "") -> int:
+        """Return the index of the first tensor of a type and a shape, and no parameter, else of one
+        that a module reads by a view, or -1.
+        """
+        made = [one for one in enumerate(self._allocations) if one[1].kind not in STANDING]
+        same = (index for index, one in made if (one.dtype, one.shape) == tensor)
+        if (found := next(same, -1)) >= 0:
+            return found
+        size, read = (tensor[0], prod(tensor[1])), {*self.read_in(module)}
+        views = (i for i, one in made if i in read and (one.dtype, prod(one.shape)) == size)
+        return next(views, -1)
 
     def only_maker(self, tensor: tuple[str, tuple[int, ...]]) -> Origin | None:
         """Return who made all tensors of a type and a shape in the forward, if one line did."""

@@ -385,7 +385,7 @@ def _first_of(numbers: str, stars: int) -> list[int]:
 _SHARDED, _INNER_AND_OUTER = "reshard_after_forward", 2
 
 
-@rule("sharded", "{module} is no longer given to fully_shard, but what is around it", sure=True)
+@rule("sharded", "{module}{kind} is no longer given to fully_shard, only those around", sure=True)
 def no_longer_sharded(evidence: Evidence) -> Cause | None:
     """Parameters are gathered with those of the modules around, all of them together."""
     there = {path for name in evidence.present(Topic.LAYERS) for path in prefixes(name)}
@@ -395,7 +395,10 @@ def no_longer_sharded(evidence: Evidence) -> Cause | None:
         is_there = change.name in there and bool(new or not change.now)  # and not fewer of them
         if lost and is_there and not any(_SHARDED in one.settings for one in new):
             module = evidence.module(change.name, lost[0].numbers)
-            return cause("sharded", evidence.came(), module=module)
+            kinds = [one.name for one in new if one.kind != lost[0].kind]
+            kind = f" ({kinds[0]}, and was {lost[0].name.removeprefix('FSDP')})" if kinds else ""
+            call = [None, *evidence.ran.called_as("fully_shard")][-1]
+            return cause("sharded", evidence.came(), None, call, module=module, kind=kind)
     return None
 
 

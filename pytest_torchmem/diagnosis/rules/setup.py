@@ -353,7 +353,7 @@ def inputs_changed(evidence: Evidence) -> Cause | None:
     retyped = any(_types(one.before) != _types(one.now) for one in changed)
     new_shapes = [one for one in changed[0].now if one not in changed[0].before]
     is_made = " of " in changed[0].name and bool(new_shapes)
-    index = evidence.ran.first_made(new_shapes[0]) if is_made else -1
+    index = evidence.ran.first_made(new_shapes[0], module) if is_made else -1
     made = evidence.ran.allocation(index).origin if index >= 0 else None
     origin = made if made is not None and made.line else None
     lines = evidence.present(Topic.CALLS).get(module, Calls()).lines
@@ -655,12 +655,13 @@ def another_size(evidence: Evidence) -> Cause | None:
 
 def _source_of_width(evidence: Evidence, row: Row) -> Allocation | None:
     """Return the tensor that gave a wider layer's input its width, if no wider layer made it."""
-    width = row.what.shape[-1]
-    if row.before is None or row.before.shape[-1] == width:
+    at = 1 if len(row.what.shape) > 2 else -1  # of a convolution these are its channels
+    width = row.what.shape[at]
+    if row.before is None or row.before.shape[at] == width:
         return None
     for index in evidence.ran.read_in(row.what.module):
         read = evidence.ran.allocation(index)
-        if read.kind is not Kind.PARAMETER and read.shape[-1:] == (width,):
+        if read.kind is not Kind.PARAMETER and read.shape[at:][:1] == (width,):
             source = evidence.source_of(index, width)
             wider = evidence.came(Role.PARAMETER)
             made = fold(source.origin.module)[0] if source is not None else ""
