@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, takewhile
 from typing import TYPE_CHECKING
 
 from pytest_torchmem.diagnosis import rules  # noqa: F401
@@ -188,15 +188,18 @@ def _leads(
 
 def _nearest(leads: Collection[tuple[str, ...]]) -> tuple[str, ...]:
     """Return the lines that lead to one, the nearest first: several in words where calls part."""
-    around: tuple[str, ...] = ()
-    for lines in zip(*map(reversed, leads), strict=False):
-        if len({*lines}) > 1:
-            break
-        around = (lines[0], *around)
-    inner = dict.fromkeys(one[-len(around) - 1] for one in leads if len(one) > len(around))
-    if 1 < len(inner) <= _MOST_SHOWN:
-        around = (listed([*inner]), *around)
-    return around[:_MOST_SHOWN]
+    inside = _common(leads)
+    parting = [one[len(inside) :] for one in leads]
+    around = _common([one[::-1] for one in parting])[::-1]
+    inner = dict.fromkeys(one[-len(around) - 1] for one in parting if len(one) > len(around))
+    parted = (listed([*inner]),) if 1 < len(inner) <= _MOST_SHOWN else ()
+    return (*inside, *parted, *around)[:_MOST_SHOWN]
+
+
+def _common(leads: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
+    """Return the lines with which all begin."""
+    same = takewhile(lambda lines: len({*lines}) == 1, zip(*leads, strict=False))
+    return tuple(lines[0] for lines in same)
 
 
 def _made_last(profile: MemoryProfile, moment: str) -> Allocation | None:
