@@ -6,7 +6,7 @@ import random
 import secrets
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from hypothesis import settings
@@ -45,6 +45,20 @@ settings.load_profile("torchmem")
 def device(request: pytest.FixtureRequest) -> str:
     """Both devices that a trace models, one after the other."""
     return str(request.param)
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """A function that runs a command: what it printed, or its error where it ends with one."""
+    from pytest_torchmem.cli import main
+
+    def run(*words: str, status: int = 0) -> str:
+        capsys.readouterr()
+        assert main([*words]) == status
+        told = capsys.readouterr()
+        return told.out if status < 2 else told.err
+
+    return run
 
 
 @pytest.fixture

@@ -75,10 +75,9 @@ VISION = {**SIZES, "image_size": 32, "patch_size": 8}
 
 @pytest.mark.parametrize("place", ["steps_of_commands", "steps_of_commands.py"])
 @pytest.mark.parametrize("columns", ["72", "200"])
-def test_a_function_is_traced(here, place, columns, capsys, monkeypatch):
+def test_a_function_is_traced(here, place, columns, command, monkeypatch):
     monkeypatch.setenv("COLUMNS", columns)
-    assert main(["trace", f"{place}:Steps.train"]) == 0
-    out = capsys.readouterr().out
+    out = command("trace", f"{place}:Steps.train")
     assert "forward peak" in out
     assert "█" in out
     assert "steps_of_commands.py:8" in out
@@ -87,15 +86,13 @@ def test_a_function_is_traced(here, place, columns, capsys, monkeypatch):
     assert max(map(len, out.splitlines())) <= int(columns)
 
 
-def test_a_module_that_a_function_returns_is_run_with_options(here, capsys):
-    assert main(["trace", "steps_of_commands:build", "--gpu", "h100"]) == 0
-    out = capsys.readouterr().out
+def test_a_module_that_a_function_returns_is_run_with_options(here, command):
+    out = command("trace", "steps_of_commands:build", "--gpu", "h100")
     assert "backward peak" in out
     assert re.search(r"baseline +10\.12 KiB", out)
-    assert main(["trace", "steps_of_commands:build", "--optimizer", "AdamW", "--steps", "2"]) == 0
-    assert "optimizer peak" in capsys.readouterr().out
-    assert main(["trace", "steps_of_commands:spread", "--world-size", "2"]) == 0
-    assert "cpu, rank 0 of 2" in capsys.readouterr().out
+    options = ("--optimizer", "AdamW", "--steps", "2")
+    assert "optimizer peak" in command("trace", "steps_of_commands:build", *options)
+    assert "cpu, rank 0 of 2" in command("trace", "steps_of_commands:spread", "--world-size", "2")
 
 
 @pytest.mark.parametrize(
@@ -111,11 +108,10 @@ def test_a_module_that_a_function_returns_is_run_with_options(here, capsys):
         ),
     ],
 )
-def test_a_model_is_traced_by_name(here, written, made, capsys):
+def test_a_model_is_traced_by_name(here, written, made, command):
     (here / "own").mkdir()
     (here / "own" / "config.json").write_text(json.dumps(written))
-    assert main(["trace", "hf:./own", "--batch", "2", "--sequence", "8", "--largest", "50"]) == 0
-    out = capsys.readouterr().out
+    out = command("trace", "hf:./own", "--batch", "2", "--sequence", "8", "--largest", "50")
     assert made in out
     assert "gradient" in out
 
@@ -138,15 +134,13 @@ def page_data(page: Path) -> dict[str, Any]:
     return json.loads(found[1])
 
 
-def test_every_format_is_written(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_format_is_written(here: Path, command: Any) -> None:
     names = ("html", "svg", "json", "csv", "perfetto", "memory-snapshot")
     options = [word for name in names for word in (f"--{name}", f"out.{name}")]
-    assert main(["trace", "steps_of_commands:on_cuda", "--gpu", "h100", *options]) == 0
+    printed = command("trace", "steps_of_commands:on_cuda", "--gpu", "h100", *options)
     assert all((here / f"out.{name}").stat().st_size for name in names)
-    printed = capsys.readouterr().out
     assert printed.count("written: ") == len(names)
-    assert main(["show", "out.json"]) == 0
-    assert printed.startswith(capsys.readouterr().out)
+    assert printed.startswith(command("show", "out.json"))
     assert json.loads((here / "out.perfetto").read_text())["traceEvents"]
     assert pickle.loads((here / "out.memory-snapshot").read_bytes())["segments"]
     page = ["html", "out.json", "-o", "again.html"]
@@ -179,34 +173,30 @@ def test_every_format_is_written(here: Path, capsys: pytest.CaptureFixture[str])
         (["hf:./nowhere"], "nowhere"),
     ],
 )
-def test_what_cannot_be_traced_is_told(here, arguments, said, capsys):
-    assert main(["trace", *arguments]) == 2
-    error = capsys.readouterr().err
+def test_what_cannot_be_traced_is_told(here, arguments, said, command):
+    error = command("trace", *arguments, status=2)
     assert error.startswith("torchmem: error: ")
     assert said in error
 
 
-def test_the_error_of_the_program_is_its_own(here, capsys):
-    assert main(["trace", "steps_of_commands:raises"]) == 2
-    told = capsys.readouterr().err
+def test_the_error_of_the_program_is_its_own(here, command):
+    told = command("trace", "steps_of_commands:raises", status=2)
     assert "LookupError: the program's own" in told
     assert "steps_of_commands.py" in told
     assert "pytest_torchmem/tracing" not in told
-    for command in ("trace", "advise"):  # a program may call that a success
-        assert main([command, "steps_of_commands:ends_itself"]) == 2
-        told = capsys.readouterr().err
+    for name in ("trace", "advise"):  # a program may call that a success
+        told = command(name, "steps_of_commands:ends_itself", status=2)
         assert told.startswith("torchmem: error: the program raised\n")
         assert told.endswith("SystemExit: 0\n")
-    assert main(["trace", "steps_of_commands:interrupts"]) == 130
-    assert capsys.readouterr().err == "torchmem: interrupted\n"
+    assert command("trace", "steps_of_commands:interrupts", status=130) == "torchmem: interrupted\n"
 
 
-def test_a_file_that_is_no_profile_is_told(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_is_no_profile_is_told(here: Path, command: Any) -> None:
     (here / "other.json").write_text("{}")
-    assert main(["html", "other.json", "-o", "page.html"]) == 2
-    assert "nor a recording of a GPU (it is of kind 'unknown')" in capsys.readouterr().err
-    assert main(["html", "missing.json", "-o", "page.html"]) == 2
-    assert capsys.readouterr().err == "torchmem: error: missing.json: No such file or directory\n"
+    told = command("html", "other.json", "-o", "page.html", status=2)
+    assert "nor a recording of a GPU (it is of kind 'unknown')" in told
+    told = command("html", "missing.json", "-o", "page.html", status=2)
+    assert told == "torchmem: error: missing.json: No such file or directory\n"
     assert not (here / "page.html").exists()
 
 
@@ -231,30 +221,26 @@ def after():
 """
 
 
-def test_two_profiles_are_explained(here, capsys, monkeypatch):
+def test_two_profiles_are_explained(here, command, monkeypatch):
     (here / "grown_of_commands.py").write_text(GROWN)
     for name, file in (("before", "before.json"), ("after", "after.json.gz")):
         assert main(["trace", f"grown_of_commands.py:{name}", "--json", file]) == 0
-    capsys.readouterr()
-    assert main(["explain", "before.json", "after.json.gz"]) == 0
-    out = capsys.readouterr().out
+    out = command("explain", "before.json", "after.json.gz")
     assert "before.json -> after.json.gz" in out
     assert "float32[512, 64] (was [256, 64])" in out
     assert "Net.wide" in out
     assert "snapshot" not in out
     assert "allowed" not in out
-    assert main(["compare", "before.json", "after.json.gz"]) == 2
-    assert "torchmem explain BASE HEAD compares profiles" in capsys.readouterr().err
+    told = command("compare", "before.json", "after.json.gz", status=2)
+    assert "torchmem explain BASE HEAD compares profiles" in told
     monkeypatch.setenv("FORCE_COLOR", "1")
-    assert main(["explain", "after.json.gz", "before.json"]) == 0
-    out = capsys.readouterr().out
+    out = command("explain", "after.json.gz", "before.json")
     assert "float32[256, 64] (was [512, 64])" in out
     assert "\033[32m-64.00 KiB\033[0m" in out
-    assert main(["explain", "before.json", "before.json"]) == 0
-    assert capsys.readouterr().out == "1 check is the same\n"
+    assert command("explain", "before.json", "before.json") == "1 check is the same\n"
 
 
-def test_causes_of_a_comparison_fit_the_terminal(here, capsys, monkeypatch):
+def test_causes_of_a_comparison_fit_the_terminal(here, command, monkeypatch):
     (here / "grown_of_commands.py").write_text(GROWN)
     key = Key("test_a_name_that_is_long_enough_for_a_line_of_its_own", device="cpu")
     for name in ("before", "after"):
@@ -262,17 +248,14 @@ def test_causes_of_a_comparison_fit_the_terminal(here, capsys, monkeypatch):
         entry = entry_of(key, MemoryProfile.load("profile.json"))
         write(here / name / "__torchmem__" / "test_net.json", dump(Snapshot({key: entry})))
     monkeypatch.setenv("COLUMNS", "80")
-    capsys.readouterr()
-    assert main(["compare", "before", "after"]) == 1
-    out = capsys.readouterr().out
+    out = command("compare", "before", "after", status=1)
     assert out.count(key.test) == 2  # of the figure and of the cause
     assert max(map(len, out.splitlines())) <= 80
 
 
-def test_what_cannot_be_explained_is_told(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_explained_is_told(here: Path, command: Any) -> None:
     (here / "empty").mkdir()
-    assert main(["explain", "empty", "empty"]) == 2
-    assert "empty and empty have no test or profile in common" in capsys.readouterr().err
+    told = command("explain", "empty", "empty", status=2)
+    assert "empty and empty have no test or profile in common" in told
     (here / "broken.json").write_text('{"kind": "pytest-torchmem profile"}')
-    assert main(["explain", "broken.json", "empty"]) == 2
-    assert "broken.json is not a profile" in capsys.readouterr().err
+    assert "broken.json is not a profile" in command("explain", "broken.json", "empty", status=2)

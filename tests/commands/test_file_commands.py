@@ -6,6 +6,7 @@ import re
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -54,10 +55,9 @@ def committed(here: Path) -> Path:
     return file.with_name("test_net.json")
 
 
-def test_history_has_the_commits_that_changed_the_figure(committed, capsys):
+def test_history_has_the_commits_that_changed_the_figure(committed, command):
     _write(committed, _entry(2048))
-    assert main(["history", TEST, "--svg", "history.svg"]) == 0
-    title, _, _, *rows, written = capsys.readouterr().out.splitlines()
+    title, _, _, *rows, written = command("history", TEST, "--svg", "history.svg").splitlines()
     assert title == "test_memory · cpu"
     assert rows[0].startswith("working tree ")
     assert [" ".join(row.split()[2:]) for row in rows[1:]] == [
@@ -70,12 +70,10 @@ def test_history_has_the_commits_that_changed_the_figure(committed, capsys):
     assert len(picture.findall("{http://www.w3.org/2000/svg}circle")) == 3
 
 
-def test_history_as_json_and_of_the_latest_commits(committed, capsys):
-    assert main(["history", TEST, "--format", "json", "--figure", "forward_peak"]) == 0
-    [told] = json.loads(capsys.readouterr().out)
+def test_history_as_json_and_of_the_latest_commits(committed, command):
+    [told] = json.loads(command("history", TEST, "--format", "json", "--figure", "forward_peak"))
     assert [one["bytes"] for one in told["versions"]] == [4096, 1024]
-    assert main(["history", TEST, "--format", "json", "--limit", "1"]) == 0
-    [told] = json.loads(capsys.readouterr().out)
+    [told] = json.loads(command("history", TEST, "--format", "json", "--limit", "1"))
     assert [one["bytes"] for one in told["versions"]] == [4096]
 
 
@@ -83,21 +81,18 @@ def test_history_as_json_and_of_the_latest_commits(committed, capsys):
     "arguments",
     [["history", "test_net.py"], ["history", TEST, "--limit", "0"], ["history", f"{TEST}_2"]],
 )
-def test_history_of_nothing_is_one_sentence(committed, arguments, capsys):
-    assert main(arguments) == 2
-    assert capsys.readouterr().err.count("\n") == 1
+def test_history_of_nothing_is_one_sentence(committed, arguments, command):
+    assert command(*arguments, status=2).count("\n") == 1
 
 
-def test_accept_keeps_what_people_wrote(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_accept_keeps_what_people_wrote(here: Path, command: Any) -> None:
     file = here / "tests" / "__torchmem__" / "test_net.json"
     _write(file, _entry(1024, reason="a reason"))
     _write(here / "artifact" / "tests" / "__torchmem__" / "test_net.json", _entry(2048))
-    assert main(["accept", "artifact", "--dry-run"]) == 0
+    assert "would write" in command("accept", "artifact", "--dry-run")
     assert load(file.read_text()).entries[Key("test_memory", device="cpu")].figures["peak"] == 1024
-    assert main(["accept", "artifact"]) == 0
-    told = capsys.readouterr().out
-    assert "would write" in told
-    assert "test_memory · cpu: forward peak +1.00 KiB (+100.0 %)" in told
+    told = "test_memory · cpu: forward peak +1.00 KiB (+100.0 %)"
+    assert told in command("accept", "artifact")
     entry = load(file.read_text()).entries[Key("test_memory", device="cpu")]
     assert (entry.figures["peak"], entry.reason) == (2048, "a reason")
 
@@ -131,7 +126,7 @@ def test_review_asks_of_each_entry(here, answers, accepted, status, capsys, monk
     assert [entry.figures["peak"] for _, entry in sorted(stored.items())] == accepted
 
 
-def test_prune_removes_what_no_module_may_claim(here, capsys):
+def test_prune_removes_what_no_module_may_claim(here, command):
     (here / "held").mkdir()
     (here / "held" / "test_renamed.py").write_text("")
     (here / "kept.py").write_text("")
@@ -140,23 +135,23 @@ def test_prune_removes_what_no_module_may_claim(here, capsys):
     _write(here / ".venv" / "__torchmem__" / "test_gone.json", _entry(8))
     assert main(["prune", "--dry-run"]) == 1
     assert (here / "__torchmem__" / "test_gone.json").exists()
-    assert main(["prune"]) == 1
+    told = command("prune", status=1)
     left = {path.relative_to(here).as_posix() for path in here.rglob("*.json")}
     assert left == {
         "held/__torchmem__/test_gone.json",
         "__torchmem__/kept.json",
         ".venv/__torchmem__/test_gone.json",
     }
-    assert "test_renamed.py beside it has no snapshots" in capsys.readouterr().out
+    assert "test_renamed.py beside it has no snapshots" in told
 
 
-def test_prune_keeps_copies_of_what_is_there(here, capsys):
+def test_prune_keeps_copies_of_what_is_there(here, command):
     (here / "tests").mkdir()
     (here / "tests" / "test_net.py").write_text("")
     _write(here / "tests" / "__torchmem__" / "test_net.json", _entry(8))
     for name in ("test_net", "test_gone"):
         _write(here / "artifact" / "tests" / "__torchmem__" / f"{name}.json", _entry(16))
-    assert main(["prune"]) == 1
+    said = "it may be what a run proposes for tests/test_net.py"
+    assert said in command("prune", status=1)
     assert {path.name for path in (here / "artifact").rglob("*.json")} == {"test_net.json"}
-    assert "it may be what a run proposes for tests/test_net.py" in capsys.readouterr().out
     assert main(["accept", "artifact"]) == 0

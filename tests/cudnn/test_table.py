@@ -2,10 +2,10 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from pytest_torchmem.cli import main
 from pytest_torchmem.commands.console import load_function
 from pytest_torchmem.cudnn import library as asked
 from pytest_torchmem.cudnn.questions import (
@@ -67,9 +67,8 @@ def _project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables, "find_installed", lambda: installed)
 
 
-def test_a_model_on_two_gpus(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["cudnn", "layers_of_test_table:net", "--gpu", "a100", "--gpu", "h100"]) == 0
-    text = capsys.readouterr().out
+def test_a_model_on_two_gpus(command: Any) -> None:
+    text = command("cudnn", "layers_of_test_table:net", "--gpu", "a100", "--gpu", "h100")
     assert "  float32[2,3,16,16] [8,3,3,3] [2,8,14,14]\n" in text
     assert "6.02 KiB engine 22: x" in text
     assert "  h100       12.03 KiB engine 22" in text.splitlines()[3]
@@ -88,37 +87,21 @@ def test_a_table_where_there_is_room() -> None:
     assert len(tables.render(found, 80).splitlines()) > len(tables.render(found, 200).splitlines())
 
 
-def test_a_model_whose_values_decide(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_whose_values_decide(command: Any) -> None:
     """It is made on ``meta`` first, and then with values."""
-    assert main(["cudnn", "layers_of_test_table:deciding"]) == 0
-    assert "float32[2,3,16,16]" in capsys.readouterr().out
+    assert "float32[2,3,16,16]" in command("cudnn", "layers_of_test_table:deciding")
 
 
-def test_a_step_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["cudnn", "layers_of_test_table:step"]) == 0
-    assert "a100-80gb" in capsys.readouterr().out
-    assert main(["cudnn", "layers_of_test_table:nothing"]) == 0
-    assert "cuDNN was asked nothing" in capsys.readouterr().out
+def test_a_step_of_its_own(command: Any) -> None:
+    assert "a100-80gb" in command("cudnn", "layers_of_test_table:step")
+    assert "cuDNN was asked nothing" in command("cudnn", "layers_of_test_table:nothing")
 
 
-@pytest.mark.parametrize(
-    ("step", "message"),
-    [
-        ("layers_of_test_table", "write package.module:function or file.py:function"),
-        ("no_such_module:net", "there is no module 'no_such_module' here"),
-        ("layers_of_test_table:other", "layers_of_test_table has no 'other'"),
-        ("layers_of_test_table:torch", "is no function: module"),
-    ],
-)
-def test_steps_that_are_none(step: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["cudnn", step]) == 2
-    assert message in capsys.readouterr().err
-
-
-def test_without_cudnn(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_asked_is_told(monkeypatch: pytest.MonkeyPatch, command: Any) -> None:
+    message = "layers_of_test_table has no 'other'"
+    assert message in command("cudnn", "layers_of_test_table:other", status=2)
     monkeypatch.setattr(tables, "find_installed", lambda: "cuDNN is not installed")
-    assert main(["cudnn", "layers_of_test_table:net"]) == 2
-    assert "cuDNN is not installed" in capsys.readouterr().err
+    assert "cuDNN is not installed" in command("cudnn", "layers_of_test_table:net", status=2)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from textwrap import dedent
 from types import ModuleType
@@ -161,8 +162,10 @@ class Project:
         pytester.makepyfile(model=MODEL)
         monkeypatch.syspath_prepend(self.path)
 
-    def write(self, **files: str) -> None:
+    def write(self, test_net: str | None = None, **files: str) -> None:
         """Write test modules, by name without ``.py``."""
+        if test_net is not None:
+            files["test_net"] = test_net
         for name, text in files.items():
             (self.path / f"{name}.py").write_text(dedent(text))
 
@@ -200,6 +203,13 @@ class Project:
 
     def file(self, module: str = "test_net") -> Path:
         return self.path / "__torchmem__" / f"{module}.json"
+
+    @contextmanager
+    def unchanged(self, module: str = "test_net") -> Iterator[None]:
+        """Expect that what runs meanwhile leaves a snapshot file as it was."""
+        before = self.file(module).read_bytes()
+        yield
+        assert self.file(module).read_bytes() == before
 
     def entries(self, module: str = "test_net") -> dict[str, dict[str, Any]]:
         """Return a module's entries by test, name and device."""

@@ -49,9 +49,9 @@ def gpu(there_is: Any) -> StandIn:
     return found
 
 
-def run(project: Project, *options: str, **outcomes: int) -> tuple[Result, dict[str, Any]]:
+def run(project: Project, *options: str, **given: int | str) -> tuple[Result, dict[str, Any]]:
     """Run the tests; return the result and the JSON report's check on cuda of each test."""
-    result, checks = project.checks(*options, **outcomes)
+    result, checks = project.checks(*options, **given)
     on_cuda = (check for check in checks if check["device"] == "cuda")
     return result, {check["nodeid"].partition("::")[2]: check for check in on_cuda}
 
@@ -105,14 +105,12 @@ def test_reports_say_what_is_measured_and_what_is_unknown(project: Project, gpu:
     assert "unknown_workspaces" in project.read("report.xml")
     run(project, "--torchmem-update")
     marker = '@pytest.mark.memory_budget("1 MiB", device="cuda")\n'
-    project.write(test_net=ONE.replace("def", f"{marker}def"))
-    result, _ = run(project)
+    result, _ = run(project, test_net=ONE.replace("def", f"{marker}def"))
     result.tells("*9.00 MiB *workspace: aten::convolution_backward*")
 
 
 def test_whole_bodies_are_calibrated_too(project: Project, gpu: StandIn) -> None:
-    project.write(test_net=BODY)
-    _, checks = run(project, "--torchmem-update", *NO_TOLERANCE, passed=1)
+    _, checks = run(project, "--torchmem-update", *NO_TOLERANCE, test_net=BODY, passed=1)
     assert by_operator(project) == {FORWARD: Size(5 * MIB), BACKWARD: Size(9 * MIB)}
     assert checks["test_it"]["calibrated_workspaces"] == [FORWARD, BACKWARD]
 
@@ -121,8 +119,7 @@ def test_the_fixtures_own_traces_take_it(project: Project, gpu: StandIn) -> None
     run(project, "--torchmem-update")
     traces = "    profile = torchmem.trace(net(), image(), device='cuda')\n"
     calibrated = "    assert profile.by_confidence()['calibrated'] == 9 * 1024**2\n"
-    project.write(test_net=ONE + traces + calibrated)
-    run(project, passed=1)
+    run(project, test_net=ONE + traces + calibrated, passed=1)
 
 
 # Of a worker's run only the way of its figures is of interest: the profiler is the double's, and
@@ -170,8 +167,7 @@ def test_runs_that_measure_nothing_and_a_dry_run_write_nothing(project, gpu):
 
 
 def test_a_failed_test_leaves_no_figures(project: Project, gpu: StandIn) -> None:
-    project.write(test_net=TWO + "    assert False\n")
-    run(project, "--torchmem-update", passed=1, failed=1)
+    run(project, "--torchmem-update", test_net=TWO + "    assert False\n", passed=1, failed=1)
     geometries = [question.geometry for question in project.calibration()[SETUP]]
     assert len(geometries) == 2
     assert all("float32[4,3,3,3]" in geometry for geometry in geometries)  # of the other test
@@ -280,17 +276,15 @@ def test_a_merge_conflict_is_settled_on_a_gpu(project, gpu, there_is):
 
 
 def test_figures_nobody_asks_for_go_with_an_update_of_the_directory(project, gpu, there_is):
-    project.write(test_net=TWO)
-    run(project, "--torchmem-update")
+    run(project, "--torchmem-update", test_net=TWO)
     assert len(project.calibration()[SETUP]) == 4
-    before = project.file("gpu-calibration").read_text()
-    there_is(NONE)
-    project.write(test_net=TWO.partition("def test_wide")[0] + "def test_other(): pass")
-    for part in (("-k", "test_small"), ("test_net.py",), ("test_net.py::test_small",)):
-        run(project, "--torchmem-update", *part)
-    run(project, "--torchmem-update=new")
-    run(project)
-    assert project.file("gpu-calibration").read_text() == before
+    with project.unchanged("gpu-calibration"):
+        there_is(NONE)
+        project.write(test_net=TWO.partition("def test_wide")[0] + "def test_other(): pass")
+        for part in (("-k", "test_small"), ("test_net.py",), ("test_net.py::test_small",)):
+            run(project, "--torchmem-update", *part)
+        run(project, "--torchmem-update=new")
+        run(project)
     # A GPU is needed to measure; to see that nobody asks, none is.
     result, _ = run(project, "--torchmem-update")
     result.tells("wrote __torchmem__/gpu-calibration.json: 2 obsolete")
@@ -298,8 +292,7 @@ def test_figures_nobody_asks_for_go_with_an_update_of_the_directory(project, gpu
 
 
 def test_a_skipped_test_may_still_ask(project: Project, gpu: StandIn) -> None:
-    project.write(test_net=TWO)
-    run(project, "--torchmem-update")
+    run(project, "--torchmem-update", test_net=TWO)
     project.write(test_net=TWO.replace("def test_wide", "@pytest.mark.skip\ndef test_wide"))
     run(project, "--torchmem-update", passed=1, skipped=1)
     assert len(project.calibration()[SETUP]) == 4
@@ -324,8 +317,7 @@ def test_the_file_goes_with_its_last_figure(project: Project, gpu: StandIn, ther
 
 def test_without_memory_tests_nobody_asks(project: Project, gpu: StandIn) -> None:
     run(project, "--torchmem-update")
-    project.write(test_net="def test_other():\n    pass\n")
-    run(project, "--torchmem-update=new")
+    run(project, "--torchmem-update=new", test_net="def test_other():\n    pass\n")
     assert project.file("gpu-calibration").exists()
     result, _ = run(project, "--torchmem-update=obsolete")
     result.tells("removed __torchmem__/gpu-calibration.json: 2 obsolete")

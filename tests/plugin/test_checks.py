@@ -2,8 +2,6 @@
 
 from unittest.mock import Mock
 
-import pytest
-
 from pytest_torchmem.interception.facts import FactCollector
 from pytest_torchmem.snapshots import compare
 from tests.plugin.conftest import checking
@@ -210,8 +208,7 @@ def test_budget():
 
 def test_a_target_that_stays_on_the_cpu_gets_a_sentence(project):
     """What is wrong stands in the message; the failure ends at the test's own lines."""
-    project.write(
-        test_net="""
+    project.write("""
 from model import *
 def test_it(torchmem):
     target = torch.zeros(1)
@@ -221,8 +218,7 @@ def test_it(torchmem):
 
 def test_usage(torchmem):
     torchmem.check(make(), inputs(), device="gpu")
-"""
-    )
+""")
     text = project.run(failed=2).stdout.str()
     assert "'gpu' is not a device: write cpu, cuda or cpu,cuda" in text
     assert "write target.to(output.device) in loss_fn" in text
@@ -230,8 +226,7 @@ def test_usage(torchmem):
 
 
 def test_markers_combine_and_the_closest_wins(project):
-    project.write(
-        test_net="""
+    project.write("""
 from model import *
 pytestmark = pytest.mark.memory_budget("1 KiB", device="cpu")
 
@@ -258,8 +253,7 @@ class TestStricter(TestNet):
 ])
 def test_parameter(n):
     make()(inputs()).sum().backward()
-"""
-    )
+""")
     project.run("--strict-markers", "-v").tells(
         "*test_class_wins PASSED*",
         "*test_function_wins FAILED*",
@@ -275,7 +269,7 @@ def test_parameter(n):
 
 def test_every_marker_that_cannot_be_read_is_told_with_its_test_and_line(project):
     project.write(
-        test_net="""
+        """
 from model import *
 
 @pytest.mark.memory_budget("4 KiB", device="cpu")
@@ -385,8 +379,7 @@ def test_it(torchmem):
 
 def test_failures_are_the_tests_own(project):
     """Expected failures, ``-x``, ``--lf`` and JUnit see a check as any other assertion."""
-    project.write(
-        test_net="""
+    project.write("""
 from model import *
 
 @pytest.mark.xfail(strict=True, raises=AssertionError)
@@ -404,8 +397,7 @@ def test_raises(torchmem):
 
 def test_last():
     pass
-"""
-    )
+""")
     project.run("--junitxml=junit.xml", xfailed=1, failed=1, passed=2)
     xml = (project.path / "junit.xml").read_text()
     assert 'failures="1"' in xml
@@ -417,8 +409,7 @@ def test_last():
 
 
 def test_unittest_and_classes(project):
-    project.write(
-        test_net="""
+    project.write("""
 import unittest
 from model import *
 
@@ -442,42 +433,14 @@ class TestFixture(unittest.TestCase):
 
     def test_check(self):
         self.torchmem.check(make(), inputs())
-"""
-    )
+""")
     result = project.run("--torchmem-update", failed=1, passed=2)
     result.tells("* peak exceeds the budget of 1 KiB*, cpu*")
     assert set(project.entries()) == {"TestFixture::test_check cpu", "TestFixture::test_check cuda"}
 
 
-def test_async_tests_say_why_not_and_what_instead(project):
-    project.write(
-        test_net="""
-from model import *
-
-@pytest.mark.anyio
-@pytest.mark.memory_budget("1 GiB")
-async def test_body():
-    make()(inputs())
-
-@pytest.mark.anyio
-async def test_fixture(torchmem):
-    torchmem.check(make(), inputs())
-
-@pytest.fixture
-def anyio_backend():
-    return "asyncio"
-"""
-    )
-    pytest.importorskip("anyio")
-    result = project.run("--torchmem-update", "-p", "anyio", failed=1, passed=1)
-    told = " ".join(result.stdout.str().split())
-    assert "test_body is asynchronous, so" in told
-    assert "Use the fixture: async def test(torchmem), and in it" in told
-
-
 def test_disable_runs_bodies_untraced_and_says_so(project):
-    project.write(
-        test_net="""
+    project.write("""
 from model import *
 
 @pytest.mark.memory_budget("1 KiB", device="cuda")
@@ -487,8 +450,7 @@ def test_body():
 
 def test_fixture(torchmem):
     torchmem.check(make(), inputs())
-"""
-    )
+""")
     project.run("--torchmem-disable", passed=1, skipped=1).tells("2 memory checks: 2 not checked")
 
 
@@ -514,16 +476,14 @@ def test_it(torchmem, x):
 
 
 def test_ids_that_two_tests_share_are_refused(project):
-    project.write(
-        test_net="""
+    project.write("""
 from model import *
 
 @pytest.mark.parametrize("a", ["x-y", "x"])
 @pytest.mark.parametrize("b", ["z", "y-z"])
 def test_it(torchmem, a, b):
     torchmem.check(make(), inputs())
-"""
-    )
+""")
     result = project.run("--torchmem-update")
     outcomes = result.parseoutcomes()
     shared = "two tests of this module have the id" in result.stdout.str()

@@ -39,10 +39,9 @@ def folders(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("columns", [60, 200])
-def test_growth_exits_1_and_the_biggest_comes_first(folders, capsys, monkeypatch, columns):
+def test_growth_exits_1_and_the_biggest_comes_first(folders, command, monkeypatch, columns):
     monkeypatch.setenv("COLUMNS", str(columns))
-    assert main(["compare", "base", "head"]) == 1
-    lines = capsys.readouterr().out.splitlines()
+    lines = command("compare", "base", "head", status=1).splitlines()
     assert lines[0] == "base -> head: 2 grew, 1 shrank, 1 new, 1 gone, 1 unchanged"
     tests = [line.split()[0].rstrip(",") for line in lines if line.startswith("tests/")]
     order = ("more", "grew", "less", "new", "gone")
@@ -52,12 +51,12 @@ def test_growth_exits_1_and_the_biggest_comes_first(folders, capsys, monkeypatch
     assert "+1000 B (+100.0 %)" in lines[place]
 
 
-def test_tolerance(folders, capsys):
+def test_tolerance(folders, command):
     assert main(["compare", "base", "head", "--tolerance=100%"]) == 0
     assert main(["compare", "base", "head", "--tolerance=99%"]) == 1
     assert main(["compare", "base", "head", "--tolerance=1000B"]) == 0
-    assert main(["compare", "base", "head", "--tolerance=lots"]) == 2
-    assert "--tolerance: 'lots' is not a tolerance" in capsys.readouterr().err
+    told = command("compare", "base", "head", "--tolerance=lots", status=2)
+    assert "--tolerance: 'lots' is not a tolerance" in told
 
 
 def test_an_entrys_own_tolerance_counts(folders):
@@ -79,14 +78,14 @@ def test_shrinking_and_new_and_gone_are_no_growth(folders):
     assert main(["compare", "b/__torchmem__/test_x.json", "a/__torchmem__/test_x.json"]) == 1
 
 
-def test_markdown_and_json(folders, capsys):
-    assert main(["compare", "base", "head", "--format=markdown", "--output=report.md"]) == 1
-    assert "report.md" in capsys.readouterr().out
+def test_markdown_and_json(folders, command):
+    options = ("--format=markdown", "--output=report.md")
+    assert "report.md" in command("compare", "base", "head", *options, status=1)
     text = (folders / "report.md").read_text()
     assert "### Memory snapshots, base → head: 2 grew, 1 shrank, 1 new, 1 gone, 1 unchanged" in text
     assert text.index("test_more") < text.index("test_grew") < text.index("test_less")
-    assert main(["compare", "base", "head", "--format=json"]) == 1
-    assert valid(json.loads(capsys.readouterr().out), "comparison")["failed"] == 2
+    compared = json.loads(command("compare", "base", "head", "--format=json", status=1))
+    assert valid(compared, "comparison")["failed"] == 2
 
 
 @pytest.mark.parametrize(
@@ -98,33 +97,28 @@ def test_markdown_and_json(folders, capsys):
         ("part.json", "is not a complete report"),
     ],
 )
-def test_what_cannot_be_compared_exits_2(folders, capsys, base, message):
+def test_what_cannot_be_compared_exits_2(folders, command, base, message):
     (folders / "broken.json").write_text("{")
     kind = "pytest-torchmem report"
     (folders / "newer.json").write_text(json.dumps({"kind": kind, "schema": 99}))
     (folders / "part.json").write_text(json.dumps({"kind": kind, "schema": 1, "checks": [{}]}))
-    assert main(["compare", base, "head"]) == 2
-    error = capsys.readouterr().err
+    error = command("compare", base, "head", status=2)
     assert error.startswith("torchmem: error: ")
     assert message in error
 
 
-def test_reports_of_runs(light, monkeypatch, capsys):
+def test_reports_of_runs(light, monkeypatch, command):
     light.write(test_net=checking("int(os.environ['SIZE'])") + checking("5", name="other"))
     monkeypatch.setenv("SIZE", "1000")
     light.run("--torchmem-update", "--torchmem-json=base.json")
     monkeypatch.setenv("SIZE", "1100")
     light.run("--torchmem-json=head.json")
     monkeypatch.chdir(light.path)
-    capsys.readouterr()
     assert main(["compare", "base.json", "base.json"]) == 0
-    assert main(["compare", "base.json", "head.json"]) == 1
-    assert "test_net.py::test_it" in capsys.readouterr().out
+    assert "test_net.py::test_it" in command("compare", "base.json", "head.json", status=1)
     # A check that came to nothing is no success, whatever the base had.
     light.run("--torchmem-json=nothing.json", test_net=checking("lambda: 1 / 0"))
-    capsys.readouterr()
-    assert main(["compare", "base.json", "nothing.json"]) == 1
-    output = capsys.readouterr().out
+    output = command("compare", "base.json", "nothing.json", status=1)
     assert "1 failed, 2 gone" in output.splitlines()[0]
     assert "not checked" in output
     # A run that has nothing to check, or cannot collect, leaves no older report behind.
@@ -133,7 +127,7 @@ def test_reports_of_runs(light, monkeypatch, capsys):
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="Python does not know what a line calls")
-def test_every_report_says_what_the_run_said(project, tmp_path, monkeypatch, capsys):
+def test_every_report_says_what_the_run_said(project, tmp_path, monkeypatch, command):
     """The run saw the step: a report alone does not tell which function the program calls."""
     project.pytester.makepyfile(
         net="import os\nfrom torch import nn\nkept = []\nclass Net(nn.Linear):\n"
@@ -153,16 +147,13 @@ def test_every_report_says_what_the_run_said(project, tmp_path, monkeypatch, cap
     result = project.run("--torchmem-json=head.json", "--torchmem-markdown=run.md")
     monkeypatch.chdir(project.path)
     monkeypatch.setenv("COLUMNS", "400")
-    capsys.readouterr()
     text = {"markdown": project.read("run.md")}
-    for command in ("compare", "explain", "compare --format=markdown"):
-        main([*shlex.split(command), "base.json", "head.json"])
-        text[command] = capsys.readouterr().out
+    commands = {"compare": 1, "explain": 0, "compare --format=markdown": 1}
+    for words, status in commands.items():
+        text[words] = command(*words.split(), "base.json", "head.json", status=status)
     project.run("--torchmem-update", passed=2)  # which stores what it said
-    capsys.readouterr()
     before = str(tmp_path / "before" / "__torchmem__")
-    main(["compare", before, "__torchmem__"])
-    text["compare files"] = capsys.readouterr().out
+    text["compare files"] = command("compare", before, "__torchmem__", status=1)
     said = ("float64 comes from x.double", "x.double (aten::_to_copy) in Net, net.py:8")
     for one in said:
         assert one in " ".join(line.removeprefix("E").strip() for line in result.outlines)
@@ -171,18 +162,16 @@ def test_every_report_says_what_the_run_said(project, tmp_path, monkeypatch, cap
     project.width(2)  # another commit of the same pull request, which is accepted as well
     project.run("--torchmem-update", "--torchmem-json=head.json", passed=2)
     assert [len(entry["grew"]) for entry in project.entries().values()] == [2, 2]
-    capsys.readouterr()
     for sides in ([before, "__torchmem__"], ["base.json", "head.json"]):
-        for command in ("compare", "explain", "compare --format=markdown", "compare --format=json"):
-            main([*shlex.split(command), *sides])
-            found = capsys.readouterr().out
-            assert [one for one in (*said, "kept", "net.py:7") if one not in found] == [], command
+        for words, status in {**commands, "compare --format=json": 1}.items():
+            found = command(*words.split(), *sides, status=status)
+            assert [one for one in (*said, "kept", "net.py:7") if one not in found] == [], words
     project.width(0)
     project.run("--torchmem-update", passed=2)
     assert not any("grew" in entry for entry in project.entries().values()), "it shrank"
 
 
-def test_the_causes_of_all_that_grew_stand_below_a_long_table(tmp_path, monkeypatch, capsys):
+def test_the_causes_of_all_that_grew_stand_below_a_long_table(tmp_path, monkeypatch, command):
     monkeypatch.chdir(tmp_path)
     figures = {"forward_peak": 1000, "peak": 1000}
     keys = [Key(f"test_{number}", device="cpu") for number in range(70)]
@@ -196,8 +185,8 @@ def test_the_causes_of_all_that_grew_stand_below_a_long_table(tmp_path, monkeypa
         head[key] = replace(base[key], figures=now, grew=(told,))
     write(tmp_path / "base" / "__torchmem__" / "test_net.json", dump(Snapshot(base)))
     write(tmp_path / "head" / "__torchmem__" / "test_net.json", dump(Snapshot(head)))
-    main(["compare", "base", "head", "--format=markdown"])
-    table, _, below = capsys.readouterr().out.partition("The 20 without a row, by cause:\n")
+    text = command("compare", "base", "head", "--format=markdown", status=1)
+    table, _, below = text.partition("The 20 without a row, by cause:\n")
     assert "| … and 20 more |" in table
     lines = [line for line in below.splitlines() if line.startswith("- ")]
     assert lines[0] == "- `test_net.py::test_19`, cpu, +1019 B (+101.9 %): cause 19: `model.py:9`"
@@ -221,7 +210,7 @@ def test_a_comment_is_no_longer_than_github_takes():
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
-def test_revisions_and_the_working_tree(tmp_path, monkeypatch, capsys):
+def test_revisions_and_the_working_tree(tmp_path, monkeypatch, command):
     monkeypatch.chdir(tmp_path)
     file = tmp_path / "a dir" / "__torchmem__" / "test_é.json"
     git(tmp_path, "init", "-q", "-b", "main")
@@ -229,36 +218,29 @@ def test_revisions_and_the_working_tree(tmp_path, monkeypatch, capsys):
         write(file, _snapshot(test_a=peak))
         git(tmp_path, "add", ".")
         git(tmp_path, "commit", "-qm", str(peak))
-    assert main(["compare", "HEAD~1", "HEAD"]) == 1
-    assert "a dir/test_é.py::test_a" in capsys.readouterr().out
+    assert "a dir/test_é.py::test_a" in command("compare", "HEAD~1", "HEAD", status=1)
     assert main(["compare", "HEAD", "HEAD~1"]) == 0
     assert main(["compare", "HEAD"]) == 0
     write(file, _snapshot(test_a=3000))
     (tmp_path / "sub").mkdir()
     monkeypatch.chdir(tmp_path / "sub")
-    assert main(["compare", "main"]) == 1
-    assert "main -> the working tree: 1 grew" in capsys.readouterr().out
+    assert "main -> the working tree: 1 grew" in command("compare", "main", status=1)
     for path in ("../a dir/__torchmem__", "../a dir", "../a dir/__torchmem__/test_é.json"):
-        assert main(["compare", "main", path]) == 1
-        assert "1 grew\n" in capsys.readouterr().out
-        assert main(["compare", path, "main"]) == 0
-        assert "1 shrank\n" in capsys.readouterr().out
-        assert main(["explain", "HEAD", path]) == 0
-        assert "+1000 B" in capsys.readouterr().out
+        assert "1 grew\n" in command("compare", "main", path, status=1)
+        assert "1 shrank\n" in command("compare", path, "main")
+        assert "+1000 B" in command("explain", "HEAD", path)
     shutil.copytree(tmp_path / "a dir", tmp_path / "sub" / "renamed")
-    assert main(["compare", "main", "."]) == 2
-    assert "main and . have no check in common: a dir/test_é.py" in capsys.readouterr().err
+    said = "main and . have no check in common: a dir/test_é.py"
+    assert said in command("compare", "main", ".", status=2)
     file.write_text("{")
     assert main(["compare", "main"]) == 2
     git(tmp_path, "commit", "-qam", "broken")
-    assert main(["compare", "HEAD~1", "HEAD"]) == 2
-    assert "test_é.json in HEAD is not JSON" in capsys.readouterr().err
+    assert "test_é.json in HEAD is not JSON" in command("compare", "HEAD~1", "HEAD", status=2)
 
 
-def test_show_is_one_figure_a_line(stored, capsys):
+def test_show_is_one_figure_a_line(stored, command):
     stored.edit("test_first cpu", reason="because", tolerance="2%")
-    assert main(["show", str(stored.file())]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = command("show", str(stored.file())).splitlines()
     assert "test_first · cpu: reason: because" in lines
     assert 'test_first · cpu: tolerance: "2%"' in lines
     nbytes = stored.entries()["test_second named cpu"]["backward_peak"][0]
@@ -329,12 +311,11 @@ sys.exit(status)
     assert (result.returncode, result.stderr) == (1, "")
 
 
-def test_nothing_to_compare_is_not_green(tmp_path, monkeypatch, capsys):
+def test_nothing_to_compare_is_not_green(tmp_path, monkeypatch, command):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
-    assert main(["compare", "a", "b"]) == 2
-    assert "there is nothing to compare" in capsys.readouterr().err
+    assert "there is nothing to compare" in command("compare", "a", "b", status=2)
 
 
 @pytest.mark.parametrize(

@@ -46,16 +46,15 @@ def there_is(monkeypatch: pytest.MonkeyPatch, found: Told | str) -> Any:
     return found
 
 
-def run(project: Project, *options: str, **outcomes: int) -> tuple[Result, dict[str, Any]]:
+def run(project: Project, *options: str, **given: int | str) -> tuple[Result, dict[str, Any]]:
     """Run the tests; return the result and the check of the JSON report."""
-    result, (check,) = project.checks(*options, model=CONVOLUTIONS, **outcomes)
+    result, (check,) = project.checks(*options, model=CONVOLUTIONS, **given)
     return result, check
 
 
 def test_an_update_stores_answers_and_checks_without_cudnn_take_them(project, monkeypatch):
     there_is(monkeypatch, Told())
-    project.write(test_net=TEST)
-    result, with_cudnn = run(project, "--torchmem-update")
+    result, with_cudnn = run(project, "--torchmem-update", test_net=TEST)
     result.tells("wrote __torchmem__/gpu-calibration.json: 2 new")
     ((setup, figures),) = project.calibration().items()
     assert setup == Setup("a100-80gb", TORCH_SERIES, "9.20.0", CUDNN)
@@ -83,8 +82,7 @@ def test_an_update_stores_answers_and_checks_without_cudnn_take_them(project, mo
 def test_what_is_installed_changes_nothing_before_an_update(project, monkeypatch):
     """A snapshot that passes here must pass where there is no cuDNN."""
     cudnn = there_is(monkeypatch, Told())
-    project.write(test_net=TEST)
-    _, check = run(project)
+    _, check = run(project, test_net=TEST)
     assert not cudnn.asked
     assert check["unknown_workspaces"] == [FORWARD, BACKWARD]
     (warning,) = check["warnings"]
@@ -93,8 +91,7 @@ def test_what_is_installed_changes_nothing_before_an_update(project, monkeypatch
 
 def test_another_cudnn_is_told_like_another_torch(project, monkeypatch):
     there_is(monkeypatch, Told())
-    project.write(test_net=TEST)
-    run(project, "--torchmem-update")
+    run(project, "--torchmem-update", test_net=TEST)
     there_is(monkeypatch, Told(9 * MIB, (9, 26, 0)))
     result, check = run(project, failed=1)
     assert (check["outcome"], check["cudnn"]) == ("grew", "9.26.0")
@@ -106,8 +103,7 @@ def test_another_cudnn_is_told_like_another_torch(project, monkeypatch):
     assert (setup.cudnn, set(figures.values())) == ("9.26.0", {WorkspaceSize(9 * MIB)})
     run(project, passed=1)
     # Answers that no test asks for are removed.
-    project.write(test_net=TEST.replace("net()", "net(8)"))
-    run(project, "--torchmem-update")
+    run(project, "--torchmem-update", test_net=TEST.replace("net()", "net(8)"))
     ((_, others),) = project.calibration().items()
     assert len(others) == 2
     assert not others.keys() & figures.keys()
@@ -131,8 +127,7 @@ def test_it(torchmem):
 def test_stored_answers_where_cudnn_fails(project, monkeypatch):
     """Its folder is broken, or its process is ended."""
     there_is(monkeypatch, Told())
-    project.write(test_net=TEST)
-    _, before = run(project, "--torchmem-update")
+    _, before = run(project, "--torchmem-update", test_net=TEST)
     there_is(monkeypatch, Failing())
     _, check = run(project, "--torchmem-strict", passed=1)
     assert check["figures"] == before["figures"]

@@ -255,22 +255,19 @@ def test_an_option_with_an_empty_value_ends_the_run(light):
 
 
 @pytest.mark.parametrize("arguments", [["", "."], [".", ""], [" ", "."], ["."], [".", ".", ""]])
-def test_comparing_with_nothing_is_an_error(light, monkeypatch, capsys, arguments):
+def test_comparing_with_nothing_is_an_error(light, monkeypatch, command, arguments):
     light.run("--torchmem-update", test_net=ONE)
     monkeypatch.chdir(light.path)
-    capsys.readouterr()
     options = ["--tolerance", arguments.pop()] if len(arguments) == 3 else []
-    assert main(["compare", *arguments, *options]) == 2
-    assert capsys.readouterr().err.startswith("torchmem: error: ")
+    assert command("compare", *arguments, *options, status=2).startswith("torchmem: error: ")
 
 
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [(["prune", ""], "an argument"), (["trace", "x:y", "--gpu="], "--gpu"), (["show", " "], "an")],
 )
-def test_a_command_with_an_empty_value_does_nothing(capsys, arguments, named):
-    assert main(arguments) == 2
-    assert capsys.readouterr().err.startswith(f"torchmem: error: {named}")
+def test_a_command_with_an_empty_value_does_nothing(command, arguments, named):
+    assert command(*arguments, status=2).startswith(f"torchmem: error: {named}")
 
 
 def test_obsolete_entries_fail_in_ci(light, monkeypatch):
@@ -298,8 +295,7 @@ def test_memory_tests_that_were_skipped_are_counted(light):
 
 
 def test_results_that_cannot_be_taken_fail_their_test_and_not_the_run(light):
-    light.write(
-        test_net="""
+    light.write("""
 import builtins, pytest
 
 def test_broken(torchmem, monkeypatch):
@@ -317,8 +313,7 @@ def test_imports(torchmem, monkeypatch):
 def test_other(torchmem, monkeypatch):
     torchmem.check(10, device="cpu")
     monkeypatch.setattr("pickle.dumps", lambda *_: b"")
-"""
-    )
+""")
     result = light.run("--torchmem-update")
     result.assert_outcomes(passed=1, failed=2, errors=1)  # fixtures are torn down without the GPU
     result.tells("*could not take the results of this test's checks: ZeroDiv*")

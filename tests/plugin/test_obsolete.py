@@ -37,19 +37,17 @@ def changed(light):
 
 
 def test_listed_and_removed_by_an_update(changed):
-    before = changed.file().read_bytes()
-    result = changed.run(passed=3)
-    assert result.ret == 0
-    result.tells(
-        "obsolete: __torchmem__/test_net.json: test_gone · cpu",
-        "obsolete: __torchmem__/test_net.json: test_kept · second · cpu",
-        "  Remove obsolete entries: pytest --torchmem-update=obsolete",
-        "1 memory check: 1 passed, 2 obsolete",
-    )
-    assert changed.file().read_bytes() == before
-    changed.run("--torchmem-strict").fails()
-    changed.run("--torchmem-dry-run").fails()
-    assert changed.file().read_bytes() == before
+    with changed.unchanged():
+        result = changed.run(passed=3)
+        assert result.ret == 0
+        result.tells(
+            "obsolete: __torchmem__/test_net.json: test_gone · cpu",
+            "obsolete: __torchmem__/test_net.json: test_kept · second · cpu",
+            "  Remove obsolete entries: pytest --torchmem-update=obsolete",
+            "1 memory check: 1 passed, 2 obsolete",
+        )
+        changed.run("--torchmem-strict").fails()
+        changed.run("--torchmem-dry-run").fails()
     changed.run("--torchmem-update=obsolete").tells("1 memory check: 1 passed, 2 removed")
     assert set(changed.entries()) == {"test_kept cpu"}
     assert changed.run("--torchmem-strict").ret == 0
@@ -99,9 +97,8 @@ def test_a_part_of_a_module_proves_nothing(changed, options):
 )
 def test_a_module_that_did_not_pass_proves_nothing(changed, breakage):
     changed.write(test_net=ONE + breakage)
-    before = changed.file().read_bytes()
-    assert "obsolete:" not in changed.run("--torchmem-update").stdout.str()
-    assert changed.file().read_bytes() == before
+    with changed.unchanged():
+        assert "obsolete:" not in changed.run("--torchmem-update").stdout.str()
 
 
 def test_skipped_tests_keep_their_entries_and_are_no_hindrance(changed):
@@ -114,12 +111,10 @@ def test_skipped_tests_keep_their_entries_and_are_no_hindrance(changed):
 
 
 def test_interrupted_runs_and_last_failed_prove_nothing(changed):
-    before = changed.file().read_bytes()
-    changed.write(test_net=ONE.replace("    pass", "    raise KeyboardInterrupt"))
-    changed.run_apart("--torchmem-update")
-    assert changed.file().read_bytes() == before
-    changed.run("--lf", "--torchmem-update", test_net=ONE, cache=True)
-    assert changed.file().read_bytes() == before
+    with changed.unchanged():
+        changed.write(test_net=ONE.replace("    pass", "    raise KeyboardInterrupt"))
+        changed.run_apart("--torchmem-update")
+        changed.run("--lf", "--torchmem-update", test_net=ONE, cache=True)
 
 
 def test_no_test_left_in_the_module(changed):
@@ -129,18 +124,16 @@ def test_no_test_left_in_the_module(changed):
 
 
 def test_with_workers_as_without(changed):
-    before = changed.file().read_bytes()
-    changed.run_apart("-n", "1", "--torchmem-update", "-k", "kept")
-    assert changed.file().read_bytes() == before
+    with changed.unchanged():
+        changed.run_apart("-n", "1", "--torchmem-update", "-k", "kept")
     changed.run_apart("-n", "1", "--torchmem-update")
     assert set(changed.entries()) == {"test_kept cpu"}
 
 
 def test_a_worker_that_died_proves_nothing(changed):
     changed.write(test_else="import os\ndef test_else():\n    os.kill(os.getpid(), 9)\n")
-    before = changed.file().read_bytes()
-    changed.run_apart("-n", "1", "--torchmem-update")
-    assert changed.file().read_bytes() == before
+    with changed.unchanged():
+        changed.run_apart("-n", "1", "--torchmem-update")
 
 
 def test_a_rename_is_offered_and_keeps_what_people_wrote(light):
@@ -205,17 +198,16 @@ def gone(project, name="test_old"):
 
 def test_a_deleted_module_is_told_and_removed(two):
     gone(two)
-    before = two.file("test_old").read_bytes()
-    result = two.run()
-    assert result.ret == 0
-    result.tells(
-        "obsolete: __torchmem__/test_old.json: its test module no longer exists (3 entries)",
-        "  Remove obsolete entries: pytest --torchmem-update=obsolete",
-        "1 memory check: 1 passed, 3 obsolete",
-    )
-    two.run("--torchmem-strict").fails()
-    two.run("--torchmem-dry-run").fails()
-    assert two.file("test_old").read_bytes() == before
+    with two.unchanged("test_old"):
+        result = two.run()
+        assert result.ret == 0
+        result.tells(
+            "obsolete: __torchmem__/test_old.json: its test module no longer exists (3 entries)",
+            "  Remove obsolete entries: pytest --torchmem-update=obsolete",
+            "1 memory check: 1 passed, 3 obsolete",
+        )
+        two.run("--torchmem-strict").fails()
+        two.run("--torchmem-dry-run").fails()
     removed = ("removed __torchmem__/test_old.json", "1 memory check: 1 passed, 3 removed")
     two.run("--torchmem-update=obsolete").tells(*removed)
     assert not two.file("test_old").exists()
@@ -241,10 +233,9 @@ def test_a_part_of_a_directory_proves_nothing(two, options):
     two.write(test_more="def test_more(): pass\n")
     (two.path / "sub").mkdir()
     (two.path / "sub" / "test_sub.py").write_text("def test_sub(): pass\n")
-    before = two.file("test_old").read_bytes()
-    output = two.run("--torchmem-update", "--torchmem-strict", *options).stdout.str()
-    assert "obsolete" not in output
-    assert two.file("test_old").read_bytes() == before
+    with two.unchanged("test_old"):
+        output = two.run("--torchmem-update", "--torchmem-strict", *options).stdout.str()
+        assert "obsolete" not in output
 
 
 @pytest.mark.parametrize(
@@ -254,9 +245,8 @@ def test_a_part_of_a_directory_proves_nothing(two, options):
 def test_a_run_that_did_not_pass_removes_nothing(two, breakage):
     gone(two)
     two.write(test_more=breakage + "\n")
-    before = two.file("test_old").read_bytes()
-    two.run_apart("--torchmem-update")
-    assert two.file("test_old").read_bytes() == before
+    with two.unchanged("test_old"):
+        two.run_apart("--torchmem-update")
 
 
 @pytest.mark.parametrize("options", [[], ["-n", "1"], ["test_new.py"]], ids=" ".join)

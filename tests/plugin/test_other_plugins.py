@@ -71,11 +71,10 @@ def test_the_same_file_in_any_order_and_process(request, module, options):
         if written.run_apart("--forked", "-p", "no:torchmem", "test_plain.py").ret:
             pytest.skip("pytest-forked does not work with this pytest")
         (written.path / "test_plain.py").unlink()
-    before = written.file().read_bytes()
-    written.run_apart("--torchmem-strict", *options, passed=6, skipped=1, xfailed=1)
-    written.file().unlink()
-    written.run_apart("--torchmem-update", *options, passed=6, skipped=1, xfailed=1)
-    assert written.file().read_bytes() == before
+    with written.unchanged():
+        written.run_apart("--torchmem-strict", *options, passed=6, skipped=1, xfailed=1)
+        written.file().unlink()
+        written.run_apart("--torchmem-update", *options, passed=6, skipped=1, xfailed=1)
 
 
 def test_subtests_that_are_reported_before_their_test_is(light: Any) -> None:
@@ -104,31 +103,36 @@ def test_parts(torchmem, subtests):
 def test_split_parts_prove_nothing_and_write_what_they_ran(request: pytest.FixtureRequest) -> None:
     pytest.importorskip("pytest_split")
     written = request.getfixturevalue("written")
-    before = written.file().read_bytes()
-    for part in ("1", "2"):
-        result = written.run_apart("--splits", "2", "--group", part, "--torchmem-update")
-        assert result.ret == 0
-        assert "obsolete" not in result.stdout.str()
-    assert written.file().read_bytes() == before
+    with written.unchanged():
+        for part in ("1", "2"):
+            result = written.run_apart("--splits", "2", "--group", part, "--torchmem-update")
+            assert result.ret == 0
+            assert "obsolete" not in result.stdout.str()
 
 
 @pytest.mark.parametrize(
     ("module", "marker", "library"),
-    [("pytest_asyncio", "asyncio", "asyncio"), ("pytest_trio", "trio", "trio")],
+    [
+        ("pytest_asyncio", "asyncio", "asyncio"),
+        ("pytest_trio", "trio", "trio"),
+        ("anyio", "anyio", "asyncio"),
+    ],
 )
 def test_asynchronous_tests(light: Any, module: str, marker: str, library: str) -> None:
     pytest.importorskip(module)
-    light.write(
-        test_net=f"""
+    light.write(f"""
 import pytest, {library}
+
+@pytest.fixture
+def anyio_backend():
+    return "asyncio"
 
 @pytest.mark.{marker}
 async def test_fixture(torchmem):
     await {library}.sleep(0)
     torchmem.check(1000, device="cpu")
     await {library}.sleep(0)
-"""
-    )
+""")
     light.run_apart("--torchmem-update", passed=1)
     assert set(light.entries()) == {"test_fixture cpu"}
     light.run_apart(passed=1)
@@ -136,9 +140,11 @@ async def test_fixture(torchmem):
     light.run_apart(failed=1)
 
 
-def test_an_asynchronous_body_is_refused_in_one_sentence(light: Any) -> None:
-    pytest.importorskip("pytest_asyncio")
-    marked = "import pytest\n@pytest.mark.asyncio\n@pytest.mark.memory_budget('1 GiB')\n"
+@pytest.mark.parametrize(("module", "mark"), [("pytest_asyncio", "asyncio"), ("anyio", "anyio")])
+def test_an_asynchronous_body_is_refused_in_one_sentence(light: Any, module: str, mark: str):
+    pytest.importorskip(module)
+    head = "import pytest\n@pytest.fixture\ndef anyio_backend(): return 'asyncio'\n"
+    marked = f"{head}@pytest.mark.{mark}\n@pytest.mark.memory_budget('1 GiB')\n"
     result = light.run_apart(test_net=f"{marked}async def test_body():\n    pass\n", failed=1)
     told = " ".join(result.stdout.str().split())
     assert "test_body is asynchronous, so" in told
@@ -148,8 +154,7 @@ def test_an_asynchronous_body_is_refused_in_one_sentence(light: Any) -> None:
 
 def test_a_file_system_in_memory_hides_no_snapshot(project: Any) -> None:
     pytest.importorskip("pyfakefs")
-    project.write(
-        test_net="""
+    project.write("""
 import os, pytest, torch
 
 def step():
@@ -163,8 +168,7 @@ def test_fake(fs, torchmem, turn):
 def test_real(torchmem):
     torchmem.check(torch.nn.Linear(4, 4), torch.ones(1, 4), device="cpu")
     assert not os.path.exists("/size")
-"""
-    )
+""")
     project.run_apart("--torchmem-update", passed=3)
     project.run_apart("--torchmem-strict", passed=3)
     project.edit("test_fake[1] cpu", peak=10)

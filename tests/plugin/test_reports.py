@@ -142,13 +142,12 @@ def test_github(grown, monkeypatch):
 
 
 def test_ci_leaves_the_updated_files_and_one_command(grown, monkeypatch):
-    before = grown.file().read_bytes()
-    monkeypatch.setenv("CI", "true")
-    grown.run().tells(
-        f"The updated snapshots are in {grown.path}/torchmem-*",
-        f"  cp -R {grown.path}/torchmem-proposal/. {grown.path}",
-    )
-    assert grown.file().read_bytes() == before
+    with grown.unchanged():
+        monkeypatch.setenv("CI", "true")
+        grown.run().tells(
+            f"The updated snapshots are in {grown.path}/torchmem-*",
+            f"  cp -R {grown.path}/torchmem-proposal/. {grown.path}",
+        )
     proposal = grown.path / "torchmem-proposal"
     files = sorted(p.relative_to(proposal).as_posix() for p in proposal.rglob("*.json"))
     assert files == ["__torchmem__/test_budget.json", "__torchmem__/test_net.json"]
@@ -283,9 +282,8 @@ def test_long_tables_show_what_matters(light):
 
 def test_a_proposal_is_never_written_over_snapshots(light):
     light.run("--torchmem-update", test_net=ONE, passed=1)
-    before = light.file().read_bytes()
-    result = light.run("--torchmem-proposal=.", test_net=checking("2000"))
-    assert light.file().read_bytes() == before
+    with light.unchanged():
+        result = light.run("--torchmem-proposal=.", test_net=checking("2000"))
     result.tells("error: *test_net.json is the snapshot file of a test module, *")
 
 

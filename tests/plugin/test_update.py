@@ -180,8 +180,7 @@ def test_workers_write_the_same_bytes_as_a_serial_run(cases, dist):
 
 def test_a_rerun_counts_as_its_last_attempt(light):
     pytest.importorskip("pytest_rerunfailures")
-    light.write(
-        test_net="""
+    light.write("""
 attempts = []
 
 def test_flaky(torchmem):
@@ -192,8 +191,7 @@ def test_flaky(torchmem):
 def test_hopeless(torchmem):
     torchmem.check(1000)
     assert False
-"""
-    )
+""")
     result = light.run("--torchmem-update", "--reruns=2", "--junitxml=junit.xml")
     result.tells("*1 failed, 1 passed, 4 rerun*")
     assert set(light.entries()) == {"test_flaky cpu", "test_flaky cuda"}
@@ -204,8 +202,7 @@ def test_hopeless(torchmem):
 
 
 def test_two_runs_at_once_keep_each_others_entries(light):
-    light.write(
-        test_net="""
+    light.write("""
 import os, sys, time, pytest
 
 @pytest.mark.parametrize("n", range(20))
@@ -213,8 +210,7 @@ def test_it(torchmem, n):
     torchmem.check(1000 + n)
     assert "torch" not in sys.modules, "the double imports what its runs should save"
     time.sleep(0.01)
-"""
-    )
+""")
     base = [sys.executable, "-m", "pytest", *PLAIN, *NO_CACHE, "-q", "--torchmem-update"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     halves = [[f"test_net.py::test_it[{n}]" for n in range(20) if n % 2 == half] for half in (0, 1)]
@@ -267,13 +263,11 @@ def test_a_worker_killed_half_way_costs_no_entry_but_its_own(light, monkeypatch,
 
 
 def test_nothing_is_written_without_the_flag_or_in_a_dry_run(cases):
-    before = cases.file().read_bytes()
-    cases.run()
-    assert cases.file().read_bytes() == before
-    part = ("-k", "test_passes and not parameters")
-    told = ("would write __torchmem__/test_net.json", "  changed: test_passes · cpu")
-    cases.run("--torchmem-dry-run", *part).fails(*told)
-    assert cases.file().read_bytes() == before
+    with cases.unchanged():
+        cases.run()
+        part = ("-k", "test_passes and not parameters")
+        told = ("would write __torchmem__/test_net.json", "  changed: test_passes · cpu")
+        cases.run("--torchmem-dry-run", *part).fails(*told)
     cases.run("--torchmem-update", *part)
     assert cases.run("--torchmem-dry-run", *part).ret == 0
 
@@ -281,10 +275,9 @@ def test_nothing_is_written_without_the_flag_or_in_a_dry_run(cases):
 def test_the_cap_of_what_an_update_accepts(light, monkeypatch):
     capped = ("--torchmem-update", "--torchmem-update-max=15%")
     assert light.run(*capped, test_net=SIZED).ret == 0
-    before = light.file().read_bytes()
-    monkeypatch.setenv("SIZE", "1200")
-    light.run(*capped, failed=1).tells("*grew by more than --torchmem-update-max=15% accepts*")
-    assert light.file().read_bytes() == before
+    with light.unchanged():
+        monkeypatch.setenv("SIZE", "1200")
+        light.run(*capped, failed=1).tells("*grew by more than --torchmem-update-max=15% accepts*")
     for size in (1150, 10):
         monkeypatch.setenv("SIZE", str(size))
         light.run(*capped, passed=1)
@@ -323,8 +316,7 @@ def test_what_people_wrote_is_kept(stored):
 
 
 def test_precedence_of_tolerances(light, monkeypatch):
-    light.write(
-        test_net="""
+    light.write("""
 import os, pytest
 SIZE = int(os.environ.get("SIZE", 1000))
 
@@ -340,8 +332,7 @@ def test_entry(torchmem):
 
 def test_ini(torchmem):
     torchmem.check(SIZE, device="cpu")
-"""
-    )
+""")
     light.run("--torchmem-update")
     for test in ("marker", "argument", "entry"):
         light.edit(f"test_{test} cpu", tolerance="30%")
