@@ -31,32 +31,27 @@ def buffers(profile: MemoryProfile) -> int:
 # -- the allocator ---------------------------------------------------------------------------------
 
 
+@in_a_trace("cuda")
 def test_a_recorded_block_waits_for_the_next_request() -> None:
     """``recordStream``, ``insert_events``, ``process_events``: the GPU is done by then."""
 
-    def body() -> list[tuple[int, int]]:
-        side = torch.cuda.Stream()
-        with torch.cuda.stream(side):
-            block = cuda(30 * MIB)
-        block.record_stream(torch.cuda.default_stream())
-        counted = []
+    def count() -> tuple[int, ...]:
+        statistics = torch.cuda.memory_stats()
+        names = ("allocated_bytes.all.current", "active_bytes.all.current")
+        return tuple(statistics[name] // MIB for name in names)
 
-        def count() -> None:
-            statistics = torch.cuda.memory_stats()
-            names = ("allocated_bytes.all.current", "active_bytes.all.current")
-            counted.append(tuple(statistics[name] // MIB for name in names))
-
-        count()
-        del block
-        count()
-        with torch.cuda.stream(side):
-            block = cuda(30 * MIB)  # the block itself, which is free by now
-        count()
-        del block  # it waits for nobody this time
-        count()
-        return [*counted, (torch.cuda.memory_reserved() // MIB, 0)]
-
-    assert on_fake_cuda(body) == [(30, 30), (0, 30), (30, 30), (0, 0), (30, 0)]
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        block = cuda(30 * MIB)
+    block.record_stream(torch.cuda.default_stream())
+    assert count() == (30, 30)
+    del block
+    assert count() == (0, 30)
+    with torch.cuda.stream(side):
+        block = cuda(30 * MIB)  # the block itself, which is free by now
+    assert count() == (30, 30)
+    del block  # it waits for nobody this time
+    assert (count(), torch.cuda.memory_reserved()) == ((0, 0), 30 * MIB)
 
 
 @in_a_trace("cuda")
@@ -158,47 +153,40 @@ def test_a_node_runs_on_the_stream_of_its_forward() -> None:
     assert Seen.streams == [0, one.stream_id, two.stream_id, one.stream_id, 0]
 
 
+@in_a_trace("cuda")
 def test_gradients_are_added_up_on_the_stream_of_the_node_they_go_to() -> None:
     """input_buffer.cpp: the accumulation stream is the consumer's, not the producer's."""
+    side, found = torch.cuda.Stream(), list[bool]()
+    leaf = torch.ones(30 * MIB // 4, device="cuda", requires_grad=True)
+    start = leaf * 2.0
 
-    def body() -> list[bool]:
-        side = torch.cuda.Stream()
-        found: list[bool] = []
-        leaf = torch.ones(30 * MIB // 4, device="cuda", requires_grad=True)
-        start = leaf * 2.0
+    def look(gradient: torch.Tensor) -> None:
+        for segment in torch.cuda.memory_snapshot():
+            for block in segment["blocks"]:
+                if block["state"] == "active_allocated" and block["size"] >= 30 * MIB:
+                    found.append(segment["stream"] == side.stream_id)
 
-        def look(gradient: torch.Tensor) -> None:
-            for segment in torch.cuda.memory_snapshot():
-                for block in segment["blocks"]:
-                    if block["state"] == "active_allocated" and block["size"] >= 30 * MIB:
-                        found.append(segment["stream"] == side.stream_id)
-
-        start.register_hook(look)
-        with torch.cuda.stream(side):
-            branch = start.clone()
-        (start + branch).sum().backward()
-        return found
-
+    start.register_hook(look)
+    with torch.cuda.stream(side):
+        branch = start.clone()
+    (start + branch).sum().backward()
     # The leaf, ``start``, the branch and the gradients' sum: only the branch lies aside.
-    assert sorted(on_fake_cuda(body)) == [False, False, False, True]
+    assert sorted(found) == [False, False, False, True]
 
 
+@in_a_trace("cuda")
 def test_a_checkpoint_computes_anew_on_the_stream_of_its_node() -> None:
-    def body() -> list[bool]:
-        side = torch.cuda.Stream()
-        seen: list[bool] = []
+    side, seen = torch.cuda.Stream(), list[torch.cuda.Stream]()
 
-        def layer(x: torch.Tensor) -> torch.Tensor:
-            seen.append(torch.cuda.current_stream() == side)
-            return x.exp().exp()
+    def layer(x: torch.Tensor) -> torch.Tensor:
+        seen.append(torch.cuda.current_stream())
+        return x.exp().exp()
 
-        x = torch.ones(8, device="cuda", requires_grad=True)
-        with torch.cuda.stream(side):
-            y = torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False)
-        y.sum().backward()
-        return [*seen, torch.cuda.current_stream() == torch.cuda.default_stream()]
-
-    assert on_fake_cuda(body) == [True, True, True]
+    x = torch.ones(8, device="cuda", requires_grad=True)
+    with torch.cuda.stream(side):
+        y = torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False)
+    y.sum().backward()
+    assert [*seen, torch.cuda.current_stream()] == [side, side, torch.cuda.default_stream()]
 
 
 @in_a_trace("cuda")
