@@ -36,6 +36,11 @@ def on_fake_cuda(body: Callable[[], Any], **options: Any) -> Any:
     return result_of(body, device="cuda", **options)
 
 
+def cuda(*shape: int, dtype: torch.dtype = torch.float32, grad: bool = True) -> torch.Tensor:
+    """Return ones on the GPU."""
+    return torch.ones(*shape, dtype=dtype, device="cuda", requires_grad=grad)
+
+
 def as_measured(target: Any, *args: Any, **options: Any) -> MemoryProfile:
     """Return a trace, whose figures have to be those of the real allocator on this CPU."""
     traced = trace(target, *args, host="here", **options)

@@ -86,6 +86,7 @@ def test_files_are_loaded_where_the_map_says() -> None:
     trace(body, device="cuda")
 
 
+@in_a_trace("cuda")
 def test_a_gpu_that_is_not_there() -> None:
     asked: list[Callable[[], Any]] = [
         lambda: torch.cuda.set_device(1),
@@ -99,16 +100,12 @@ def test_a_gpu_that_is_not_there() -> None:
         lambda: torch.ones(2, device="cuda:1"),
         lambda: torch.ones(2).cuda(1),
     ]
-
-    def body() -> None:
-        for ask in asked:
-            with pytest.raises(torch.AcceleratorError, match="invalid device ordinal: cuda:1"):
-                ask()
-        with pytest.raises(ValueError, match="Expected a cuda device, but got: cpu"):
-            torch.cuda.memory_reserved("cpu")
-        torch.cuda.set_device(-1)
-
-    on_fake_cuda(body)
+    for ask in asked:
+        with pytest.raises(torch.AcceleratorError, match="invalid device ordinal: cuda:1"):
+            ask()
+    with pytest.raises(ValueError, match="Expected a cuda device, but got: cpu"):
+        torch.cuda.memory_reserved("cpu")
+    torch.cuda.set_device(-1)
 
 
 @in_a_trace("cuda")

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pytest_torchmem import trace
 from pytest_torchmem.torch_private.names import TORCH_VERSION
-from tests.results import in_a_trace
+from tests.results import cuda, in_a_trace
 
 HALF, BFLOAT, FLOAT = torch.float16, torch.bfloat16, torch.float32
 FLASH = "aten::_scaled_dot_product_flash_attention"
@@ -27,10 +27,6 @@ def operators(body: Callable[[], Any], gpu: str = "a100", device: str = "cuda") 
     profile = trace(body, device=device, gpu=gpu)
     names = [one.origin.operator for one in profile.timeline.allocations]
     return [name.replace("_safe_softmax", "_softmax") for name in names]
-
-
-def cuda(*shape: int, dtype: torch.dtype = FLOAT, requires_grad: bool = True) -> torch.Tensor:
-    return torch.ones(*shape, dtype=dtype, device="cuda", requires_grad=requires_grad)
 
 
 def of_layer(layer: nn.Module, shape: tuple[int, ...], dtype: torch.dtype = FLOAT) -> list[str]:
@@ -329,4 +325,4 @@ def test_grouped_queries_in_single_precision(heads: int) -> None:
 
 def test_operators_without_a_kernel_for_cuda_are_refused_as_torch_does() -> None:
     with pytest.raises(NotImplementedError, match=r"aten::histogram.bin_ct.*'CUDA' backend"):
-        trace(lambda: torch.histogram(cuda(8, requires_grad=False), 4), device="cuda")
+        trace(lambda: torch.histogram(cuda(8, grad=False), 4), device="cuda")

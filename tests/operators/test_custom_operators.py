@@ -220,7 +220,7 @@ def test_outputs_on_the_host_are_booked_there() -> None:
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (OperatorModel("aten::mm"), "give meta="),
+        (OperatorModel("aten::mm"), "give meta=, workspace= or another aspect"),
         (OperatorModel("aten::mm", decomposition=3), "decomposition=3 is not a function"),
         (OperatorModel("aten::mm", workspace=len, takes_nothing=True), "not both"),
         (OperatorModel("aten::linear", flops=len), "is a composite of other operators"),

@@ -24,14 +24,10 @@ from pytest_torchmem.targets.gpus import Gpu, find_gpu, gpu_names
 from pytest_torchmem.torch_private.names import TORCH_VERSION
 from tests.asked import workspace_of
 from tests.operators.cuda_programs import PROGRAMS, read_requests, requests
-from tests.results import in_a_trace
+from tests.results import cuda, in_a_trace
 
 MIB = 2**20
 CUBLAS = 4096 * 1024 * 2 + 16 * 1024 * 8
-
-
-def cuda(*shape: int, dtype: torch.dtype = torch.float32, grad: bool = True) -> torch.Tensor:
-    return torch.ones(*shape, dtype=dtype, device="cuda", requires_grad=grad)
 
 
 def workspaces(profile: MemoryProfile) -> list[Allocation]:

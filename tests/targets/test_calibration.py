@@ -15,14 +15,11 @@ from pytest_torchmem.operators.workspace_of import geometry_text, key_of
 from pytest_torchmem.profile.timeline import Confidence, Kind
 from pytest_torchmem.targets.gpus import Calibration, Setup, WorkspaceKey, WorkspaceSize
 from pytest_torchmem.torch_private.names import TORCH_SERIES
+from tests.results import cuda
 
 A100 = Setup("a100-80gb", TORCH_SERIES, "9.19.0")
 GEOMETRY = "float32[2,3,8,8], float32[4,3,3,3], None, [1,1], [0,0], [1,1], False, [0,0], 1"
 CONVOLUTION = WorkspaceKey("aten::convolution", GEOMETRY)
-
-
-def cuda(*shape: int, dtype: torch.dtype = torch.float32, grad: bool = True) -> torch.Tensor:
-    return torch.ones(*shape, dtype=dtype, device="cuda", requires_grad=grad)
 
 
 def convolve() -> None:

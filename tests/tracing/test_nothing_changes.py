@@ -18,11 +18,11 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.nn.utils import prune
 from torch.optim import optimizer as optimizers
 from torch.overrides import BaseTorchFunctionMode, TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from pytest_torchmem import measure, trace
 from pytest_torchmem.torch_private.settings import all_settings, answers
+from tests.fake_cuda.test_fake_tensors import PassesOn
 from tests.modules import Parts
 from tests.processes import run_program
 from tests.results import in_a_trace
@@ -393,11 +393,6 @@ class _Mode(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
-class _DispatchMode(TorchDispatchMode):
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None):  # type: ignore[no-untyped-def]
-        return function(*args, **(kwargs or {}))
-
-
 @pytest.mark.parametrize("raises", [False, True])
 def test_what_a_program_enters_and_never_leaves(device: str, raises: bool) -> None:
     """The thread's modes, hooks and dual level are those of before."""
@@ -407,7 +402,7 @@ def test_what_a_program_enters_and_never_leaves(device: str, raises: bool) -> No
     def program() -> None:
         torch.set_default_device(device)
         hooks = saved_tensors_hooks(packed.append, lambda x: x)
-        for context in (torch.inference_mode(), _Mode(), _DispatchMode(), hooks):
+        for context in (torch.inference_mode(), _Mode(), PassesOn(), hooks):
             entered.append(context)
             context.__enter__()
         enter_dual_level()
