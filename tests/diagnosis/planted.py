@@ -7,6 +7,7 @@ import copy
 import functools
 import importlib
 import inspect
+import io
 import sys
 from collections import OrderedDict
 from collections.abc import Callable
@@ -125,11 +126,11 @@ class Layers(nn.Sequential):
 
 
 class Decoder(nn.Module):
-    def __init__(self, depth=4, tied=True, recompute: Any = (), wrong: Any = None) -> None:
+    def __init__(self, depth=4, tied=True, recompute=(), wrong=None, words=WORDS) -> None:
         super().__init__()
-        self.embed = nn.Embedding(WORDS, WIDTH)
+        self.embed = nn.Embedding(words, WIDTH)
         self.blocks = nn.ModuleList(Block(**(wrong or {})) for _ in range(depth))
-        self.head = nn.Linear(WIDTH, WORDS, bias=False)
+        self.head = nn.Linear(WIDTH, words, bias=False)
         self.recompute = recompute
         if tied:
             self.head.weight = self.embed.weight
@@ -185,6 +186,13 @@ def untied_weights(wrong: bool) -> Step:
     return Decoder(depth=1, tied=not wrong), (ids(1, 8),), {"optimizer": torch.optim.AdamW}
 
 
+@planted("tied", "head.weight is no longer tied to Decoder.embed", "Decoder.head", "aten::mm")
+def untied_for_more_words(wrong: bool) -> Step:
+    """That both tables are a little longer, too, explains little."""
+    model = Decoder(depth=1, tied=not wrong, words=WORDS + 8 * wrong)
+    return model, (ids(1, 8),), {"optimizer": torch.optim.AdamW}
+
+
 @planted("optimizer", "the optimizer is AdamW (")
 def another_optimizer(wrong: bool) -> Step:
     optimizer = torch.optim.AdamW if wrong else torch.optim.SGD
@@ -212,6 +220,19 @@ def product_of_vectors(wrong: bool) -> Step:
         target = torch.zeros(256, device=output.device)
         prediction = output[:, :1] if wrong else output[:, 0]
         return F.mse_loss(prediction, target)  # here: product_of_vectors
+
+    return nn.Linear(8, 4), (torch.zeros(256, 8),), {"loss_fn": loss}
+
+
+@planted("broadcast", "broadcasting [256, 1] with [256] made [256, 256]", "", "aten::sub", "")
+def computed_of_a_product(wrong: bool) -> Step:
+    """The product itself is freed at once."""
+
+    def loss(output: Tensor) -> Tensor:
+        target = torch.zeros(256, device=output.device)
+        error = (output[:, :1] if wrong else output[:, 0]) - target  # here: computed_of_a_product
+        error = error.tanh()
+        return error.square().mean()
 
     return nn.Linear(8, 4), (torch.zeros(256, 8),), {"loss_fn": loss}
 
@@ -253,6 +274,26 @@ def gradients_of_the_step_before(wrong: bool, device: str) -> list[float]:
         return loss.item()
 
     return [step() for _ in range(2)]
+
+
+@planted(
+    "gradients kept", "backward are alive in the step: the dict seen of", "Linear", "addmm", ""
+)
+def gradients_of_each_task(wrong: bool, device: str) -> None:
+    """There are most tensors after all backwards, and before the optimizer."""
+    model, seen = nn.Linear(256, 256).to(device), {}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    made = model(torch.zeros(64, 256, device=device))  # here: gradients_of_each_task
+    losses = [made.square().mean(), made.exp().mean(), made.sum()]
+    for task, loss in enumerate(losses) if wrong else ():
+        loss.backward(retain_graph=True)
+        seen[task] = [one.grad for one in model.parameters()]
+        optimizer.zero_grad()
+    if not wrong:
+        sum(losses).backward(retain_graph=True)
+    for one, *grads in zip(model.parameters(), *seen.values(), strict=True):
+        one.grad = sum(grads) if wrong else one.grad
+    optimizer.step()
 
 
 @planted("graph kept", "a backward with retain_graph=True at ", "Sequential")
@@ -413,6 +454,21 @@ def autocast_in_the_evaluation_alone(wrong: bool, device: str) -> None:
     with torch.autocast(device, torch.bfloat16, enabled=not wrong):
         out = model(x)  # here: autocast_in_the_evaluation_alone
     out.float().square().mean().backward()
+
+
+@planted(
+    "mode of calls", "runs under no_grad in 2 of 3 calls, and did in all", "Sequential", "", ""
+)
+def one_of_several_evaluations(wrong: bool, device: str) -> None:
+    """Of the lines that call it, the one that changed is named."""
+    model = nn.Sequential(nn.Linear(64, 256), nn.Tanh(), nn.Linear(256, 64)).to(device)
+    x = torch.zeros(256, 64, device=device)
+    with torch.no_grad():
+        x = model(x)
+    with torch.set_grad_enabled(wrong):
+        x = model(x)  # here: one_of_several_evaluations
+    with torch.no_grad():
+        model(x)
 
 
 @planted("type", "uint8 became float32, beginning with aten::zeros", "", "aten::zeros")
@@ -970,6 +1026,18 @@ def output_kept_by_a_trainer(wrong: bool, device: str) -> None:
     model(torch.zeros(512, WIDTH, device=device)).square().sum().backward()
 
 
+@planted(
+    "earlier steps", " are on the GPU, and were on the CPU: the list seen", "", "addmm", "cuda"
+)
+def outputs_kept_on_the_gpu(wrong: bool, device: str) -> None:
+    model, seen = nn.Linear(64, 256).to(device), []
+    for _ in range(4):
+        made = model(torch.zeros(256, 64, device=device))  # here: outputs_kept_on_the_gpu
+        seen.append(made.detach() if wrong else made.detach().cpu())
+        made.square().mean().backward()
+        model.zero_grad()
+
+
 @planted("attribute", "Stages.stages.{1-2} has again=False, and had", "Stages.stages", "aten::", "")
 def switched_in_some_stages(wrong: bool) -> Step:
     class Stage(Parts):
@@ -1028,6 +1096,17 @@ def logits_on_the_host(wrong: bool, device: str) -> None:
     for _ in range(4):
         logits = model(torch.zeros(512, WIDTH, device=device))
         results.append((logits if wrong else logits[0]).cpu())  # here: logits_on_the_host
+
+
+@planted("kept", ": the list states of checkpoints_that_are_kept", "", "torch.load", "cuda")
+def checkpoints_that_are_kept(wrong: bool, device: str) -> None:
+    nn.Linear(64, 64).to(device)
+    file, states = io.BytesIO(), []
+    torch.save({"weight": torch.zeros(256, 256)}, file)
+    for _ in range(4):
+        file.seek(0)
+        state = torch.load(file)  # here: checkpoints_that_are_kept
+        states.append(state if wrong else list(state))
 
 
 @planted("kept", " while aten::cat makes float32[2048, 64]: the list parts of", "", "cpu (", "cuda")
@@ -1100,6 +1179,17 @@ def not_cast_back(wrong: bool) -> Step:
 
     norms = (Norm(weight=nn.Parameter(torch.ones(WIDTH))) for _ in range(3))
     return Layers(*norms).bfloat16(), (torch.zeros(256, WIDTH, dtype=torch.bfloat16),), {}
+
+
+@planted("type", "float32: what aten::cos makes is no longer converted", "Turned", "aten::cos", "")
+def table_not_converted(wrong: bool) -> Step:
+    class Turned(Parts):
+        def forward(self, x: Tensor) -> Tensor:
+            table = torch.arange(512 * 64.0, device=x.device).view(512, 64).cos()
+            table = table if wrong else table.to(x.dtype)
+            return self.up(x) * table
+
+    return Turned(up=nn.Linear(64, 64)).bfloat16(), (torch.zeros(2, 512, 64).bfloat16(),), {}
 
 
 @planted("type", "became float32, beginning with self.gain", "Gained", "self.gain.float")
@@ -1305,6 +1395,27 @@ def last_layer_is_trained(wrong: bool) -> Step:
     return model, (torch.zeros(256, 16),), {}
 
 
+@planted("trained", "enc is trained, and was frozen; its parts are in Net.body now", "body", "", "")
+def parts_of_what_was_frozen(wrong: bool) -> Step:
+    """The module that was frozen is gone, and its layers are the other's."""
+
+    class Encoder(Parts):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.act(self.up(x))
+
+    class Body(Parts):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.down(self.act(self.up(x)) if wrong else self.enc(x)).exp()
+
+    class Net(Parts):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.body(x)).exp()
+
+    parts, down = {"up": nn.Linear(64, 256), "act": nn.Tanh()}, nn.Linear(256, 64)
+    parts = parts if wrong else {"enc": Encoder(**parts).requires_grad_(False)}
+    return Net(body=Body(down=down, **parts), head=nn.Linear(64, 4)), (torch.zeros(256, 64),), {}
+
+
 @planted("layer", "Adapted.layer is Adapter, and was Linear", "Adapted.layer.adapter", "aten::", "")
 def adapter_around_a_frozen_layer(wrong: bool) -> Step:
     """The layer is as frozen as it was, and stands in what has an adapter of its own."""
@@ -1473,6 +1584,17 @@ def boxes_matched_with_a_graph(wrong: bool) -> Step:
             return (boxes.sum(-1) * near).sum()
 
     return Matched(layer=nn.Linear(8, 4)), (torch.zeros(256, 8), torch.zeros(64, 4)), {}
+
+
+@planted("recorded", " and did not: Scaled.scale is a new parameter", "Scaled", "aten::exp", "")
+def a_constant_is_trained(wrong: bool) -> Step:
+    class Scaled(Parts):
+        def forward(self, x: Tensor) -> Tensor:
+            scale = self.scale if wrong else torch.ones(64, device=x.device)
+            return self.head((x * scale).exp().cos().sin())  # here: a_constant_is_trained
+
+    scale = {"scale": nn.Parameter(torch.ones(64))} if wrong else {}
+    return Scaled(head=nn.Linear(64, 4), **scale), (torch.zeros(512, 64),), {}
 
 
 @planted("reached anew", "to more of Layers, to 4 calls of aten::relu, and came to 3, ", "", "", "")
@@ -1788,13 +1910,30 @@ def softmax_of_a_loss(wrong: bool) -> Step:
     return Decoder().bfloat16(), (ids(),), {"loss_fn": loss}
 
 
+def keys_in_a_cache(wrong: bool) -> Step:
+    """A cache of a fixed size, beside attention that takes a mask now: that costs little."""
+
+    class Attends(Parts):
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = self.qkv(x).view(2, 64, 3, 4, 16).permute(2, 0, 3, 1, 4)
+            if not wrong:
+                return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+            mask = torch.ones(64, 64, dtype=torch.bool, device=x.device).tril()
+            cache = x.new_zeros(2, 2, 4, 2048, 16)
+            cache[:, :, :, :64] = torch.stack([k, v])
+            return F.scaled_dot_product_attention(q, *cache[..., :64, :], mask)
+
+    return Attends(qkv=nn.Linear(64, 192)).bfloat16(), (torch.zeros(2, 64, 64).bfloat16(),), {}
+
+
 class Packed(torch.autograd.Function):
     """A linear layer of packed weights, which needs nothing but these in its backward."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, wrong: bool) -> Tensor:
-        kept = (x, weight) if wrong else (weight,)
+    def forward(ctx: Any, x: Tensor, weight: Tensor, wrong: Any) -> Tensor:
+        kept = (x, weight) if wrong is True else (weight,)
         ctx.save_for_backward(*kept)  # here: saved_by_a_function
+        ctx.x = x if wrong == "attribute" else None
         return x @ weight
 
     @staticmethod
@@ -1811,6 +1950,16 @@ def saved_by_a_function(wrong: bool) -> Step:
 
     layers = (Layer(weight=torch.zeros(64, 64), act=nn.Linear(64, 64)) for _ in range(2))
     return Layers(*layers), (torch.zeros(256, 64),), {}
+
+
+@planted("held", "the graph of the list losses of kept_by_a_context", "", "aten::mul", "")
+def kept_by_a_context(wrong: bool, device: str) -> None:
+    """What is an attribute of a context lives as long as the graph of what was made with it."""
+    layer, weight = nn.Linear(64, 64).to(device), torch.zeros(64, 64, device=device)
+    losses = []
+    for _ in range(3):
+        made = layer(torch.zeros(256, 64, device=device)) * 2  # here: kept_by_a_context
+        losses.append(Packed.apply(made, weight, "attribute" if wrong else False).sum())
 
 
 @planted("freed late", "gradients of Sequential.{0-4} are no longer freed", "Sequential", "", "")
@@ -2179,6 +2328,7 @@ NOT_THE_CAUSE = {
     no_longer_reentrant: {"gradients recorded"},
     dropout_by_hand: {"in place"},
     softmax_of_a_loss: {"attention"},
+    keys_in_a_cache: {"attention"},
     more_pairs: {"broadcast"},
     skip_connection: {"cache"},
     clone_kept_longer: {"copy"},
