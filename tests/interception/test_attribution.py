@@ -267,10 +267,6 @@ class WithoutOptions(torch.nn.Linear):
         return super().named_parameters(prefix, recurse)
 
 
-def test_a_module_that_lists_its_parameters_by_itself() -> None:
-    assert trace(lambda: WithoutOptions(2, 2)(torch.ones(1, 2)).sum().backward()).peak
-
-
 class InGroups(nn.Linear):
     """A layer whose parameters are asked for by group."""
 
@@ -278,5 +274,6 @@ class InGroups(nn.Linear):
         return [one for name, one in self.named_parameters() if name.startswith(group)]
 
 
-def test_a_module_that_gives_its_parameters_in_groups() -> None:
-    assert trace(lambda: InGroups(2, 2)(torch.ones(1, 2)).sum().backward()).peak
+@pytest.mark.parametrize("kind", [WithoutOptions, InGroups])
+def test_a_module_that_lists_its_parameters_by_itself(kind: type[nn.Linear]) -> None:
+    assert trace(lambda: kind(2, 2)(torch.ones(1, 2)).sum().backward()).peak

@@ -2,8 +2,10 @@
 
 import copy
 import pickle
+from collections.abc import Callable
 from typing import Any, ClassVar
 
+import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
@@ -37,7 +39,7 @@ class Unwrapped(Noted):
         return result.as_subclass(torch.Tensor) if plain else result
 
 
-def program(device: str) -> list[str]:
+def of_a_tensor(device: str) -> list[str]:
     Noted.asked.clear()
     leaf = torch.randn(3, 4).as_subclass(Noted).requires_grad_()
     x = leaf.to(device, torch.float64) * 2
@@ -51,10 +53,6 @@ def program(device: str) -> list[str]:
     return list(Noted.asked)
 
 
-def test_the_same_functions_are_asked_for(device: str) -> None:
-    assert result_of(lambda: program(device), device=device) == program("cpu")
-
-
 @in_a_trace("cuda")
 def test_a_subclass_finds_what_it_knows() -> None:
     x = torch.randn(3).as_subclass(Unwrapped)
@@ -66,16 +64,13 @@ def test_a_subclass_finds_what_it_knows() -> None:
     assert torch.Tensor.cuda not in KEPT
 
 
-def test_a_backward_asks_no_subclass(device: str) -> None:
-    def body(device: str) -> list[str]:
-        weight = torch.randn(4, 4).as_subclass(Unwrapped).to(device).requires_grad_()
-        x = torch.randn(4, 4, device=device, requires_grad=True)
-        loss = (x @ weight).relu().sum() + (weight * x.detach()).sum() + (weight * x).sum()
-        Unwrapped.asked.clear()
-        loss.backward()
-        return list(Unwrapped.asked)
-
-    assert result_of(lambda: body(device), device=device) == body("cpu")
+def in_a_backward(device: str) -> list[str]:
+    weight = torch.randn(4, 4).as_subclass(Unwrapped).to(device).requires_grad_()
+    x = torch.randn(4, 4, device=device, requires_grad=True)
+    loss = (x @ weight).relu().sum() + (weight * x.detach()).sum() + (weight * x).sum()
+    Unwrapped.asked.clear()
+    loss.backward()
+    return list(Unwrapped.asked)
 
 
 class Asked(TorchFunctionMode):
@@ -88,18 +83,20 @@ class Asked(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_a_mode_sees_what_the_program_calls(device: str) -> None:
-    def body(device: str) -> list[str]:
-        model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4)).to(device)
-        optimizer, x = torch.optim.SGD(model.parameters(), 0.1), torch.randn(3, 4, device=device)
-        with Asked() as mode:
-            loss = model(x).pow(2).mean()
-            loss.backward()
-            optimizer.zero_grad()
-            x.to(x.device, torch.float64).cpu()
-        return mode.names
+def of_a_mode(device: str) -> list[str]:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4)).to(device)
+    optimizer, x = torch.optim.SGD(model.parameters(), 0.1), torch.randn(3, 4, device=device)
+    with Asked() as mode:
+        loss = model(x).pow(2).mean()
+        loss.backward()
+        optimizer.zero_grad()
+        x.to(x.device, torch.float64).cpu()
+    return mode.names
 
-    assert result_of(lambda: body(device), device=device) == body("cpu")
+
+@pytest.mark.parametrize("asked", [of_a_tensor, in_a_backward, of_a_mode])
+def test_the_same_functions_are_asked_for(asked: Callable[[str], list[str]], device: str) -> None:
+    assert result_of(lambda: asked(device), device=device) == asked("cpu")
 
 
 class Wrapped:

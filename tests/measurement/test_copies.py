@@ -155,12 +155,8 @@ def test_a_trace_has_the_phases_of_the_real_step(program, expected):
         assert abs(traced.figures()[name] - measured.figures()[name]) <= 64
 
 
-@pytest.fixture
-def phases() -> StepPhases:
-    return StepPhases()
-
-
-def test_an_inner_phase_counts_and_the_outer_one_goes_on(phases: StepPhases) -> None:
+def test_an_inner_phase_counts_and_the_outer_one_goes_on() -> None:
+    phases = StepPhases()
     phases.begin(OPTIMIZER)
     phases.begin(BACKWARD)
     assert phases.phase is BACKWARD
@@ -172,13 +168,15 @@ def test_an_inner_phase_counts_and_the_outer_one_goes_on(phases: StepPhases) -> 
     assert phases.phase is BETWEEN
 
 
-def test_an_optimizer_without_a_backward_leaves_the_forward_as_it_was(phases: StepPhases) -> None:
+def test_an_optimizer_without_a_backward_leaves_the_forward_as_it_was() -> None:
+    phases = StepPhases()
     phases.begin(OPTIMIZER)
     phases.end()
     assert phases.phase is FORWARD
 
 
-def test_a_call_of_a_module_ends_between(phases: StepPhases) -> None:
+def test_a_call_of_a_module_ends_between() -> None:
+    phases = StepPhases()
     phases.begin(BACKWARD)
     phases.module_called()
     phases.end()

@@ -535,13 +535,9 @@ def test_hooks_of_registrations_are_gone_through_while_a_trace_begins_and_ends()
             peaks.append(0)
             peaks[0] = trace(lambda: nn.Linear(2, 2)(torch.ones(1, 2))).peak
 
-    hooks = (hook, lambda *_: None)
-    handles = [register_module_parameter_registration_hook(one) for one in hooks]
-    try:
+    register = register_module_parameter_registration_hook
+    with register(hook), register(lambda *_: None):
         nn.Linear(3, 3)
-    finally:
-        for handle in handles:
-            handle.remove()
     assert peaks == [4 * (6 + 2 + 2)]
 
 
@@ -563,15 +559,12 @@ def test_hooks_of_steps_are_gone_through_while_a_trace_begins_and_ends() -> None
         getattr(optimizers, f"register_optimizer_step_{at}_hook") for at in ("pre", "post")
     ]
     handles = [register(one) for register in registered for one in (hook, lambda *_: None)]
-    try:
-        for _ in registered:
+    with handles[0], handles[1], handles[2], handles[3]:
+        for handle in handles[:2]:
             peaks.clear()
             step()
             assert peaks == [4 * (6 + 6)]
-            handles.pop(0).remove()  # the second time of what is called after a step
-    finally:
-        for handle in handles:
-            handle.remove()
+            handle.remove()  # the second time of what is called after a step
 
 
 def test_a_loss_from_before_a_trace_can_go_backward_after_it(device: str) -> None:

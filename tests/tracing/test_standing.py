@@ -23,10 +23,13 @@ KEPT = 2 * 32 * 2**20 + (0 if torch.__version__ >= "2.12" else 2**20)  # cuBLAS,
 
 
 @pytest.fixture
-def gpu() -> Iterator[StandingGpu]:
-    made = StandingGpu("h100", limited=True)
+def gpu(request: pytest.FixtureRequest) -> Iterator[StandingGpu]:
+    made = StandingGpu("h100", limited=True, values=getattr(request, "param", "auto"))
     yield made
     made.close()
+
+
+without_values = pytest.mark.parametrize("gpu", ["none"], indirect=True)
 
 
 @pytest.fixture
@@ -34,13 +37,6 @@ def on_gpu(gpu: StandingGpu) -> Iterator[None]:
     """Let a test be one of a suite on fake cuda."""
     with gpu.on():
         yield
-
-
-@pytest.fixture
-def without_values() -> Iterator[StandingGpu]:
-    made = StandingGpu("h100", limited=True, values="none")
-    yield made
-    made.close()
 
 
 def step() -> None:
@@ -119,8 +115,8 @@ def test_values_of_the_host_are_read_when_they_are_copied(gpu: StandingGpu) -> N
     assert numbers.sum() == 6
 
 
-def test_unknown_values_on_the_host_are_not_taken_for_the_old_ones(without_values):
-    gpu = without_values
+@without_values
+def test_unknown_values_on_the_host_are_not_taken_for_the_old_ones(gpu: StandingGpu) -> None:
     with gpu.on():
         target = torch.zeros(1000, 1000)
         target.copy_(torch.randn(1000, 1000, device="cuda"))
@@ -301,8 +297,8 @@ def test_it_does_not_grow(gpu: StandingGpu) -> None:
         assert torch.cuda.memory_allocated() == KEPT
 
 
-def test_as_many_guesses_in_each_test(without_values: StandingGpu) -> None:
-    gpu = without_values
+@without_values
+def test_as_many_guesses_in_each_test(gpu: StandingGpu) -> None:
     with gpu.on():
         for _ in range(3):
             for _ in range(600):
@@ -361,8 +357,9 @@ def test_what_is_known_is_lent_as_a_copy(gpu, monkeypatch, capsys):
         assert lengths.tolist() == [3, 5, 2]
 
 
-def test_a_value_that_a_fixture_did_not_keep(without_values: StandingGpu) -> None:
-    with without_values.on():
+@without_values
+def test_a_value_that_a_fixture_did_not_keep(gpu: StandingGpu) -> None:
+    with gpu.on():
         model = nn.Linear(64, 64, device="cuda")
 
     def program() -> None:
@@ -487,17 +484,15 @@ def test_what_cpp_makes_is_beside_its_argument(gpu: StandingGpu, name: str) -> N
                 assert torch.allclose(result.cpu(), expected)
 
 
-def test_what_torchscript_has_written_down_runs(gpu: StandingGpu) -> None:
+def test_what_torchscript_has_written_down_runs(on_gpu: None, device: str) -> None:
     def step(x: torch.Tensor) -> torch.Tensor:
         return torch.tanh(x) * 1.5 + 2 * torch.tensor([1.0, 2.0], device=x.device)
 
-    with gpu.on():
-        for device in ("cpu", "cuda"):
-            x = torch.rand(2, device=device, requires_grad=True)
-            traced = torch.jit.trace(step, (x,))  # which runs it again, and compares
-            for _ in range(3):
-                traced(x).sum().backward()
-            assert x.grad.device.type == device
+    x = torch.rand(2, device=device, requires_grad=True)
+    traced = torch.jit.trace(step, (x,))  # which runs it again, and compares
+    for _ in range(3):
+        traced(x).sum().backward()
+    assert x.grad.device.type == device
 
 
 def test_modules_of_torchscript_are_called(on_gpu: None) -> None:
