@@ -171,27 +171,6 @@ def test_a_cudnn_that_cannot_be_loaded(tmp_path: Path, cache: Path) -> None:
     assert not list(cache.rglob("*.jsonl"))
 
 
-def test_a_process_that_dies_is_replaced(tmp_path, cache, monkeypatch):
-    monkeypatch.setattr(
-        asked,
-        "_START",
-        "import sys, os\n"
-        "print('{\"version\": [9, 20, 0]}', flush=True)\n"
-        "for line in sys.stdin:\n"
-        "    if 'bfloat16' in line: os._exit(11)\n"
-        '    print(\'{"plans": [[7, 1, []]], "why": ""}\', flush=True)\n',
-    )
-    dying = Library(Installed(tmp_path / "libcudnn.so.9", (9, 20, 0), (tmp_path,)))
-    assert dying.ask(*A100, layer()).workspace == 7
-    answer = dying.ask(*A100, layer("bfloat16"))
-    why = "cuDNN did not answer: its process ended with status 11"
-    assert answer == Answer(why=why, is_failure=True)
-    assert dying.ask(*A100, layer(batch=3)).workspace == 7
-    assert dying.ask(*A100, layer("bfloat16")) is answer  # it is not tried again
-    (file,) = cache.rglob("*.jsonl")
-    assert "bfloat16" not in file.read_text()  # and in another run it is
-
-
 def answering(monkeypatch: pytest.MonkeyPatch, folder: Path, code: str) -> Library:
     """Return a cuDNN whose process runs ``code`` after it has said its version."""
     version = "import sys, os, time\nprint('{\"version\": [9, 20, 0]}', flush=True)\n"
@@ -200,6 +179,19 @@ def answering(monkeypatch: pytest.MonkeyPatch, folder: Path, code: str) -> Libra
 
 
 ANSWER = 'print(\'{"plans": [[7, 1, []]], "why": ""}\', flush=True)\n'
+
+
+def test_a_process_that_dies_is_replaced(tmp_path, cache, monkeypatch):
+    code = f"for line in sys.stdin:\n    if 'bfloat16' in line: os._exit(11)\n    {ANSWER}"
+    dying = answering(monkeypatch, tmp_path, code)
+    assert dying.ask(*A100, layer()).workspace == 7
+    answer = dying.ask(*A100, layer("bfloat16"))
+    why = "cuDNN did not answer: its process ended with status 11"
+    assert answer == Answer(why=why, is_failure=True)
+    assert dying.ask(*A100, layer(batch=3)).workspace == 7
+    assert dying.ask(*A100, layer("bfloat16")) is answer  # it is not tried again
+    (file,) = cache.rglob("*.jsonl")
+    assert "bfloat16" not in file.read_text()  # and in another run it is
 
 
 def test_a_process_that_others_end_is_asked_again(tmp_path, cache, monkeypatch):

@@ -271,9 +271,7 @@ def pytest_unconfigure():
     assert notes(noted) == {"test_other cpu": "ours"}
 
 
-def test_proposals_are_never_read(noted, monkeypatch, capsys):
-    from pytest_torchmem.cli import main
-
+def test_proposals_are_never_read(noted, monkeypatch, command):
     noted.write(test_net=TWO.replace("3000", "9000"))
     for name, options in (("torchmem-proposal", ["CI"]), ("mine", ["--torchmem-proposal=mine"])):
         if options == ["CI"]:
@@ -287,11 +285,9 @@ def test_proposals_are_never_read(noted, monkeypatch, capsys):
     noted.run("--torchmem-update", option)
     assert (noted.path / "torchmem-proposal" / "__torchmem__" / "test_net.json").exists()
     assert (noted.path / "mine" / "__torchmem__" / "test_net.json").exists()
-    capsys.readouterr()
     monkeypatch.chdir(noted.path)
     shutil.rmtree("mine")  # only the option told of it
-    assert main(["compare", ".", "."]) == 0
-    assert "2 unchanged" in capsys.readouterr().out
+    assert "2 unchanged" in command("compare", ".", ".")
 
 
 def test_groups_of_workers_are_no_part_of_a_test(noted):

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from torch import nn
 
 from pytest_torchmem import MemoryProfile, trace
-from pytest_torchmem.cli import main
 from pytest_torchmem.printable import printable_lines
 from pytest_torchmem.profile.facts import FULL, bytes_along, outline_of
 from pytest_torchmem.profile.node_table import node_table_of
@@ -156,7 +155,7 @@ def test_no_name_ends_the_script() -> None:
     ElementTree.fromstring(svg(HOSTILE, timeline))
 
 
-def test_names_move_no_cursor_and_hide_nothing(tmp_path, capsys):
+def test_names_move_no_cursor_and_hide_nothing(tmp_path, command):
     name = "\x1b[2J\r\n\x07\u202e"
     for number, width in enumerate((8, 64)):
         model = nn.Sequential()
@@ -166,8 +165,7 @@ def test_names_move_no_cursor_and_hide_nothing(tmp_path, capsys):
     texts = [found.table(), found.node_table().table(), page(Content(name, found.timeline, {}))]
     texts.append(svg(name, found.timeline))
     ElementTree.fromstring(texts[-1])
-    assert main(["explain", *map(str, sorted(tmp_path.iterdir()))]) == 0
-    texts.append(capsys.readouterr().out)
+    texts.append(command("explain", *map(str, sorted(tmp_path.iterdir()))))
     for text in texts:
         assert printable_lines(text) == text
     for text in (texts[0], texts[1], texts[-1]):
