@@ -21,3 +21,8 @@ class Checkpointed(Parts):
 
     def forward(self, x: Tensor) -> Any:
         return checkpoint(self.inner, x, use_reentrant=False)
+
+
+def trained(model: nn.Module, x: Tensor) -> None:
+    """Call a module in another file than that of the program, and go backward."""
+    model(x).square().mean().backward()

@@ -28,7 +28,7 @@ from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.utils.checkpoint import checkpoint
 
-from tests.modules import Parts
+from tests.modules import Parts, trained
 
 WIDTH, HEADS, LENGTH, BATCH, WORDS = 32, 4, 64, 4, 200
 Step = tuple[Any, tuple[Any, ...] | None, dict[str, Any]]
@@ -444,6 +444,17 @@ def teacher_of_the_same_class(wrong: bool, device: str) -> None:
     with torch.set_grad_enabled(wrong):
         known = teacher(x)  # here: teacher_of_the_same_class
     (student(x) - known).square().mean().backward()
+
+
+@planted("gradients recorded", "no_grad: called at tests/diagnosis/planted.py:", "Linear", "", "")
+def more_calls_of_one_file(wrong: bool, device: str) -> None:
+    """Another file calls it as often as it did, and always with gradients."""
+    model, x = nn.Linear(256, 512).to(device), torch.zeros(512, 256, device=device)
+    trained(model, x)
+    with torch.set_grad_enabled(wrong):
+        made = model(x)
+        made = made + model(x * 2) if wrong else made  # here: more_calls_of_one_file
+    made.sin().exp()
 
 
 @planted("mode of calls", "Linear runs under autocast bfloat16 in 1 of 2 calls", "", "", "cuda")
