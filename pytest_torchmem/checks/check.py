@@ -388,6 +388,7 @@ class DeviceCheck:
             return None
         from pytest_torchmem.diagnosis.causes import Watched
         from pytest_torchmem.tracing.holders import together
+        from pytest_torchmem.tracing.sources import lines_that_set
 
         named: dict[What, list[str]] = {}
         for index in sorted(watch.holders):
@@ -399,7 +400,9 @@ class DeviceCheck:
             place: [_within_program(lines, test) for lines in leads]
             for place, (_, leads) in watch.callers.items()
         }
-        return Watched(reasons, holders, savers, callers, watch.makers, watch.regions, kept)
+        freezing = lines_that_set("requires_grad") if "trained" in rules else ()
+        seen = reasons, holders, savers, callers, watch.makers, watch.regions, freezing
+        return Watched(*seen, kept)
 
     def holder(self, profile: MemoryProfile, found: StepGrowth, *, on_host: bool) -> str:
         """Trace again and return what refers to a step's largest tensor, "" if unknown."""

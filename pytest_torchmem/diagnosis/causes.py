@@ -114,6 +114,8 @@ class Watched:
     regions: Mapping[str, bool] = field(default_factory=dict)
     """The program's lines that enter a region of autocast, and whether what is to blame is in one
     that is off."""
+    freezing: Sequence[str] = ()
+    """The program's lines that set whether parameters require gradients."""
     ran: bool = False
     """Whether there was a second trace, in which holders were looked for."""
 

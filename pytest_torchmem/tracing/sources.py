@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import linecache
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -54,6 +55,19 @@ def filled_at(file: str, definition: int | str, name: str, *, is_tensor: bool) -
     """
     lines = {node.lineno for node in _filling(file, definition, name, is_tensor=is_tensor)}
     return placed(file, lines.pop()) if len(lines) == 1 else ""
+
+
+def lines_that_set(attribute: str) -> list[str]:
+    """Return the lines of the program's loaded files that set an attribute, or call its setter."""
+    sets = re.compile(rf"^[^#]*\.{attribute}(_\(|\s*=(?!=))")
+    files = {getattr(module, "__file__", None) or "<>" for module in [*sys.modules.values()]}
+    found = (
+        placed(file, number)
+        for file in sorted(filter(is_of_program, files))
+        for number, text in enumerate(linecache.getlines(file), 1)
+        if sets.search(text)
+    )
+    return [line.strip(" ()") for line in found if line]
 
 
 def made_at(module: nn.Module, path: Sequence[str]) -> str:

@@ -1,5 +1,6 @@
 """Causes in what a model is built of, and what its layers are given: classes, settings, shapes."""
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -113,9 +114,25 @@ class LayerChange(NamedTuple):
 
     @property
     def is_of_rates(self) -> bool:
-        """Whether no more changed of a program's own module than numbers with a point."""
-        sides = self.layer.settings.items(), self.was.settings.items()
-        return not self.is_of_torch and all(type(v) is float for _, v in sides[0] ^ sides[1])
+        """Whether no more changed of a program's own module than numbers with a point, or came."""
+        sides = self.layer.settings, self.was.settings
+        changed = sides[0].items() ^ sides[1].items()
+        new = sides[0].keys() - sides[1].keys()
+        return not self.is_of_torch and all(
+            type(value) is float or (type(value) is int and name in new) for name, value in changed
+        )
+
+    @property
+    def factor(self) -> float:
+        """By how much the number that changed most is another one; infinite for other settings."""
+        own, other = self.layer.settings, self.was.settings
+        found = 1.0
+        for name in {name for name, _ in own.items() ^ other.items()}:
+            now, was = own.get(name), other.get(name)
+            if not (isinstance(now, int | float) and isinstance(was, int | float) and now and was):
+                return math.inf
+            found = max(found, now / was, was / now)
+        return found
 
     @property
     def is_exchanged(self) -> bool:
@@ -320,6 +337,8 @@ def _of_change(
         return None
     if change.is_exchanged and larger:
         return None  # what is given to layers says more
+    if change.is_same_class and not evidence.can_explain(change.factor, ()):
+        return None
     given = larger.get(pattern)
     # Of several stars all numbers go together: what is given as before tells.
     as_before = any(are_among(numbers, one.numbers) for one in given.same) if given else True

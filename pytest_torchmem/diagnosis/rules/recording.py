@@ -16,6 +16,7 @@ from pytest_torchmem.diagnosis.causes import (
     holder_of,
     is_kept,
     largest,
+    listed,
     placed_in,
     rule,
     shown_by,
@@ -36,19 +37,23 @@ from pytest_torchmem.snapshots.alive import Group
 _RECOMPUTED = ("recomputed", "recomputed in part")
 
 
-def _called_at(evidence: Evidence, module: str) -> tuple[str, Origin | None]:
-    """Return in words the lines that call an outermost module, or the only one as a place."""
-    lines = evidence.present(Topic.CALLS).get(module, Calls()).lines
-    calls = evidence.then(Topic.CALLS)
-    known = calls.get(module, Calls()).lines
+def _called_at(evidence: Evidence, module: str, mode: str = "no_grad") -> tuple[str, Origin | None]:
+    """Return in words the lines that call an outermost module, and not in a mode, as they did; or
+    the only one as a place.
+    """
+    calls, name = evidence.then(Topic.CALLS), IN_MODE.format(mode, module)
+    present = evidence.present(Topic.CALLS)
+    lines, known = (side.get(module, Calls()).lines for side in (present, calls))
     files = [[line.rpartition(":")[0] for line in side] for side in (known, lines)]
-    under = calls.get(IN_MODE.format("no_grad", module), Calls()).lines
+    under = calls.get(name, Calls()).lines
     if under and files[0] == files[1]:  # the same calls, in their order
         lines = tuple(line for line, was in zip(lines, known, strict=True) if was in under)
     elif under:  # not those of files that call it as often as they did without
         without = [file for file, line in zip(files[0], known, strict=True) if line not in under]
         same = {file for file in files[1] if files[1].count(file) == without.count(file)}
         lines = tuple(line for line in lines if line.rpartition(":")[0] not in same) or lines
+    still = present.get(name, Calls()).lines
+    lines = tuple(line for line in lines if line not in still) or lines
     at, place = called_at(module, lines)
     return at and f": called {at}", place
 
@@ -78,16 +83,24 @@ def runs_with_gradients(evidence: Evidence) -> Cause | None:
     return largest(found)
 
 
-@rule("mode of calls", "{module} runs {mode} in {some} of {all} calls, and did in all", sure=True)
+@rule(
+    "mode of calls", "{module} runs {mode} in {some} of {all} calls, and did in {before}", sure=True
+)
 def mode_of_some_calls(evidence: Evidence) -> Cause | None:
     """A part of a module's calls is no longer under ``no_grad``, or within autocast."""
-    now, modes = evidence.present(Topic.CALLS), evidence.then(Topic.MODES)
-    for name in sorted(now.keys() - evidence.then(Topic.CALLS).keys()):
+    then, now = evidence.then(Topic.CALLS), evidence.present(Topic.CALLS)
+    modes = evidence.then(Topic.MODES)
+    for name in sorted(now):
         mode, is_of, module = name.rpartition(", of ")
-        if is_of and any(f"under {one.text}" == mode for one in modes.get(module, ())):
-            lines = [line for line in now[module].lines if line not in now[name].lines]
-            _, origin = called_at(module, lines)
-            words = {"some": str(now[name].number), "all": str(now[module].number), "mode": mode}
+        if not is_of:
+            continue
+        every, some = now[module].number, now[name].number
+        in_all = any(f"under {one.text}" == mode for one in modes.get(module, ()))
+        before = then.get(name, Calls(every if in_all else 0)).number
+        if some < before and every == then.get(module, now[module]).number:
+            lines, origin = _called_at(evidence, module, mode.removeprefix("under "))
+            words = {"some": str(some), "all": str(every), "mode": mode, "lines": lines}
+            words["before"] = str(before) if before < every else "all"
             rows = evidence.of_module(module)
             return cause("mode of calls", rows, None, origin, module=module, **words)
     return None
@@ -116,7 +129,7 @@ def _another_forward(
     return [*evidence.came()], next(places, None)
 
 
-@rule("trained", "{modules} trained, and {were} frozen{moved}", sure=True)
+@rule("trained", "{modules} trained, and {were} frozen{moved}{setters}", sure=True)
 def no_longer_frozen(evidence: Evidence) -> Cause | None:
     """Parameters that were frozen require gradients."""
     there = {path for name in evidence.present(Topic.LAYERS) for path in prefixes(name)}
@@ -139,10 +152,16 @@ def no_longer_frozen(evidence: Evidence) -> Cause | None:
         words, are, were = f"all of {around}{evidence.was(around)}", "is", "parts of it were"
     into = [name for one in lost for name, was in evidence.names.items() if within(one.name, was)]
     moved = f"; its parts are in {evidence.short(into[0].rpartition('.')[0])} now" if into else ""
-    found = cause("trained", dict.fromkeys(rows), modules=f"{words} {are}", were=were, moved=moved)
+    lines = evidence.watched.freezing
+    sets = f": requires_grad is set at {listed(lines)}" if 0 < len(lines) <= _MOST_SETTERS else ""
+    values = {"modules": f"{words} {are}", "were": were, "moved": moved, "setters": sets}
+    found = cause("trained", dict.fromkeys(rows), **values)
     if found is None or lost[1:] or within(lost[0].name, shown_by(found.rows).what.module):
         return found
     return placed_in(evidence, lost[0].name, found)
+
+
+_MOST_SETTERS = 3
 
 
 def _trained_parts(evidence: Evidence, module: str) -> list[str]:
@@ -243,7 +262,7 @@ def _recorded_elsewhere(
 def _is_said(evidence: Evidence) -> bool:
     """Tell whether it is known already why autograd records more."""
     # A checkpoint may have run its forward under no_grad.
-    rules = (no_longer_frozen, runs_with_gradients, setup.checkpointing_lost)
+    rules = (no_longer_frozen, runs_with_gradients, mode_of_some_calls, setup.checkpointing_lost)
     return any(find(evidence) for find in rules) or any(new_modules(evidence))
 
 

@@ -559,9 +559,10 @@ def calls_in_eval_mode(evidence: Evidence) -> Iterator[tuple[str, str, str]]:
 def untied(evidence: Evidence) -> Cause | None:
     """Two parameters that were one are two."""
     for change in (one for one in evidence.about(Topic.TIED) if one.before and not one.now):
-        owner = change.name.rpartition(".")[0]
-        own = [row for row in evidence.came(Role.PARAMETER) if within(owner, row.what.module)]
-        shapes = {row.what.shape for row in own}
+        owners = [name.rpartition(".")[0] for name in (change.name, change.before)]
+        came = [*evidence.came(Role.PARAMETER)]  # of either: one may be as large as both were
+        owner = next((one for one in owners if any(within(one, r.what.module) for r in came)), "")
+        shapes = {row.what.shape for row in came if within(owner, row.what.module)}
         rows = [
             row for row in evidence.came(Role.PARAMETER, *OF_TRAINING) if row.what.shape in shapes
         ]
