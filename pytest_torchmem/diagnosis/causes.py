@@ -83,12 +83,12 @@ class Cause:
     larger: float = 1
     """By what factor they have more numbers for it, whatever their type."""
     keeper: str = ""
-    """What refers to most of them, "" where the rule says so or nothing does."""
+    """In words what refers to much of them, "" where the rule says so or nothing does."""
 
     @property
     def text(self) -> str:
         """The cause as a part of a sentence."""
-        kept = f", kept by {self.keeper}" if self.keeper else ""
+        kept = f", {self.keeper}" if self.keeper else ""
         return RULES[self.rule].sentence.format(**self.values) + kept
 
     @property
@@ -536,9 +536,12 @@ def _with_keeper(evidence: Evidence, found: Cause) -> Cause:
     is_said = holder in found.text or any(one in holder for one in _KEEP_AS_USUAL)
     if is_said or total(held) < _MAIN * found.nbytes:
         return found
-    return replace(found, keeper=holder)
+    kept = total(row for row in held if holder_of(evidence, [row]) == holder) / found.nbytes
+    part = "" if kept > _ALMOST_ALL else "most of it " if 2 * kept > 1 else "a part of it "
+    return replace(found, keeper=f"{part}kept by {holder}")
 
 
+_ALMOST_ALL = 0.9
 GRAPH = "the graph of "
 _KEEP_AS_USUAL = (GRAPH, "a selective checkpoint")
 """Holders that do what they are there for."""

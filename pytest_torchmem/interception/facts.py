@@ -198,6 +198,8 @@ class FactCollector:
         self._arguments: dict[str, dict[str, None]] = {}
         self._optimizers: dict[str, list[ref[torch.optim.Optimizer]]] = {}
         """Those that made steps, by their classes: what is freed may be followed at its address."""
+        self._in_loops: set[str] = set()
+        """The names of those that have no other way to go over their parameters."""
         self._configurations: dict[str, tuple[Any, dict[str, Any]]] = {}
         """Configurations of modules by their paths, and what they held when first called."""
         self._known: dict[str, dict[str, Any]] = {topic: {} for topic in TOPICS}
@@ -354,6 +356,9 @@ class FactCollector:
             own.append(ref(optimizer))
             name = f"{name} {len(own)}" if own[1:] else name
             self._known[Topic.OPTIMIZERS][name] = tuple(options)
+            is_of_torch = type(optimizer).__module__.startswith("torch.optim.")
+            if is_of_torch and "foreach" not in optimizer.defaults:  # as ``SparseAdam``
+                self._in_loops.add(name)
             names = {name for state in optimizer.state.values() for name in _tensors_of(state)}
             self._known[Topic.STATES][name] = tuple(sorted(names))
 
@@ -392,7 +397,7 @@ class FactCollector:
         }
         way = "fused" if "fused" in ways else "foreach" if ways else "loop"
         for name, options in found[Topic.OPTIMIZERS].items():
-            found[Topic.OPTIMIZERS][name] = (way, *options)
+            found[Topic.OPTIMIZERS][name] = ("loop" if name in self._in_loops else way, *options)
         in_place: dict[str, int] = {}
         for called in self.calls:
             origin = called.origin

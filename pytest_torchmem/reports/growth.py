@@ -33,6 +33,8 @@ _SIZE = 11
 """Columns of a change."""
 _MANY = 2
 """Shapes of one operator, or operators of one shape, beyond which they are one row."""
+_SHOWN: dict[str, str] = {Role.EARLIER: "made before this step"}
+"""Roles in other words than a snapshot has: there may have been no step before."""
 _NOT_ALIVE = "not alive now"
 """At the moment: it may be made, and freed before it."""
 _DIRECTORIES = re.compile(r"(?<=, )[^\s,]*/(?=[^\s/]+:\d[^:]*$)")
@@ -215,10 +217,10 @@ def describe(row: Row) -> str:
     before, now = row.before, row.now
     if now is None:
         assert before is not None
-        return joined(_times(row.count_before, before), before.role, _NOT_ALIVE)
+        return joined(_times(row.count_before, before), _role(before), _NOT_ALIVE)
     text = _times(row.count_now, now)
     if before is None:
-        return joined(text, now.role)
+        return joined(text, _role(now))
     if row.count_before != row.count_now:
         was = f"{row.count_before} × {_tensor(before)}"
     elif "" in (before.dtype, now.dtype):
@@ -227,7 +229,11 @@ def describe(row: Row) -> str:
         was = before.dtype
     else:
         was = str([*before.shape]) if before.dtype == now.dtype else before.tensor
-    return f"{text or _tensor(now)} (was {was}), {now.role}"
+    return f"{text or _tensor(now)} (was {was}), {_role(now)}"
+
+
+def _role(what: What) -> str:
+    return _SHOWN.get(what.role, what.role)
 
 
 def _times(count: int, what: What) -> str:
@@ -299,7 +305,7 @@ def _described(rows: Sequence[Row]) -> tuple[str, str]:
     numbers = {one.what.line.rpartition(":")[2] for one in rows}
     line = f"{file}:{listed(sorted(numbers, key=lambda one: (len(one), one)))}" if file else ""
     source = short_names(operators) if operators[1:] else what.source
-    text = joined(text, what.role, "" if row.now else _NOT_ALIVE)
+    text = joined(text, _role(what), "" if row.now else _NOT_ALIVE)
     return text, joined(_inside(source, module), line)
 
 

@@ -186,7 +186,7 @@ def untied_weights(wrong: bool) -> Step:
     return Decoder(depth=1, tied=not wrong), (ids(1, 8),), {"optimizer": torch.optim.AdamW}
 
 
-@planted("tied", "head.weight is no longer tied to Decoder.embed", "Decoder.head", "aten::mm")
+@planted("tied", "weight is no longer tied to Decoder.embed", "Decoder.head", "aten::mm", "")
 def untied_for_more_words(wrong: bool) -> Step:
     """That both tables are a little longer, too, explains little."""
     model = Decoder(depth=1, tied=not wrong, words=WORDS + 8 * wrong)

@@ -337,7 +337,7 @@ def _of_change(
         return None
     if change.is_exchanged and larger:
         return None  # what is given to layers says more
-    if change.is_same_class and not evidence.can_explain(change.factor, ()):
+    if change.is_same_class and not evidence.can_explain(change.factor, (Role.LIBRARY,)):
         return None
     given = larger.get(pattern)
     # Of several stars all numbers go together: what is given as before tells.

@@ -384,7 +384,8 @@ def kept_by_program(evidence: Evidence) -> Cause | None:
     if not rows or evidence.has_other_inputs:
         return None
     more, holder = rows[0].count_now - rows[0].count_before, _holder(evidence, rows)
-    what = f"{tensors(more, rows[0].what)} of {rows[0].what.source}{_meanwhile(evidence, rows)}"
+    of = f" of {rows[0].what.source}" if rows[0].what.source else ""
+    what = f"{tensors(more, rows[0].what)}{of}{_meanwhile(evidence, rows)}"
     return cause("kept", rows, rows[0], what=what, holder=holder)
 
 

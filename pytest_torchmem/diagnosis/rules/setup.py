@@ -630,7 +630,7 @@ def another_size(evidence: Evidence) -> Cause | None:
         return _size_of_no_layer(evidence)
     first = max(resized, key=lambda row: (row.change, -evidence.order(row)))
     most = max(row.what.nbytes / row.before.nbytes for row in resized if row.before)
-    if first.before is None or not evidence.can_explain(most, ()):
+    if first.before is None or not evidence.can_explain(most, (Role.LIBRARY,)):
         return None
     otherwise = set_otherwise(evidence)
     layers = evidence.present(Topic.LAYERS)
