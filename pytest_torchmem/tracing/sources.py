@@ -60,10 +60,11 @@ def filled_at(file: str, definition: int | str, name: str, *, is_tensor: bool) -
 def lines_that_set(attribute: str) -> list[str]:
     """Return the lines of the program's loaded files that set an attribute, or call its setter."""
     sets = re.compile(rf"^[^#]*\.{attribute}(_\(|\s*=(?!=))")
-    files = {getattr(module, "__file__", None) or "<>" for module in [*sys.modules.values()]}
+    # Asked for an attribute, what stands for a module may import it.
+    files = {getattr(one, "__dict__", {}).get("__file__") for one in [*sys.modules.values()]}
     found = (
         placed(file, number)
-        for file in sorted(filter(is_of_program, files))
+        for file in sorted(file for file in files if type(file) is str and is_of_program(file))
         for number, text in enumerate(linecache.getlines(file), 1)
         if sets.search(text)
     )

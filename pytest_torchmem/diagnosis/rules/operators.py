@@ -287,7 +287,9 @@ def larger_outputs(evidence: Evidence) -> Cause | None:
     """What an operator makes has another shape, and what is computed of it follows."""
     there = {group.what[1:5] for group in evidence.alive.groups}
     resized = (row for row in evidence.came() if row.is_resized)
-    rows = [row for row in resized if row.before and _is_larger(evidence, row, row.before, there)]
+    rows = [
+        row for row in resized if row.before and _took_its_place(evidence, row, row.before, there)
+    ]
     if not rows:
         return _larger_before(evidence) or _larger_than_any(evidence)
     made = [row for row in rows if row.what.role in MADE]
@@ -320,7 +322,7 @@ def larger_outputs(evidence: Evidence) -> Cause | None:
     )
 
 
-def _is_larger(evidence: Evidence, row: Row, was: What, made: Collection[object]) -> bool:
+def _took_its_place(evidence: Evidence, row: Row, was: What, made: Collection[object]) -> bool:
     """Tell whether a row's tensors stand for smaller ones: of an operator that is called more
     often these may be ``made`` still.
     """

@@ -84,7 +84,9 @@ def runs_with_gradients(evidence: Evidence) -> Cause | None:
 
 
 @rule(
-    "mode of calls", "{module} runs {mode} in {some} of {all} calls, and did in {before}", sure=True
+    "mode of calls",
+    "{module} runs {mode} in {some} of {all} calls, and did in {before}{lines}",
+    sure=True,
 )
 def mode_of_some_calls(evidence: Evidence) -> Cause | None:
     """A part of a module's calls is no longer under ``no_grad``, or within autocast."""
@@ -92,7 +94,7 @@ def mode_of_some_calls(evidence: Evidence) -> Cause | None:
     modes = evidence.then(Topic.MODES)
     for name in sorted(now):
         mode, is_of, module = name.rpartition(", of ")
-        if not is_of:
+        if not is_of or module not in now:
             continue
         every, some = now[module].number, now[name].number
         in_all = any(f"under {one.text}" == mode for one in modes.get(module, ()))

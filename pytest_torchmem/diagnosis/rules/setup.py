@@ -629,7 +629,7 @@ def another_size(evidence: Evidence) -> Cause | None:
     if not resized:
         return _size_of_no_layer(evidence)
     first = max(resized, key=lambda row: (row.change, -evidence.order(row)))
-    most = max(row.what.nbytes / row.before.nbytes for row in resized if row.before)
+    most = max(row.what.nbytes / max(row.before.nbytes, 1) for row in resized if row.before)
     if first.before is None or not evidence.can_explain(most, (Role.LIBRARY,)):
         return None
     otherwise = set_otherwise(evidence)
