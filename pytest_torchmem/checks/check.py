@@ -401,8 +401,9 @@ class DeviceCheck:
             for place, (_, leads) in watch.callers.items()
         }
         freezing = lines_that_set("requires_grad") if "trained" in rules else ()
-        seen = reasons, holders, savers, callers, watch.makers, watch.regions, freezing
-        return Watched(*seen, kept)
+        return Watched(
+            reasons, holders, savers, callers, watch.makers, watch.regions, freezing, kept
+        )
 
     def holder(self, profile: MemoryProfile, found: StepGrowth, *, on_host: bool) -> str:
         """Trace again and return what refers to a step's largest tensor, "" if unknown."""

@@ -51,7 +51,7 @@ _LONG = 30
 
 
 class Counted(NamedTuple):
-    """How often the forward called an operator, then and now."""
+    """How often something was called, such as an operator by the forward, then and now."""
 
     before: int
     now: int
@@ -542,6 +542,7 @@ def _with_keeper(evidence: Evidence, found: Cause) -> Cause:
 
 
 _ALMOST_ALL = 0.9
+"""The part of a cause's bytes from which on a keeper is said to keep it."""
 GRAPH = "the graph of "
 _KEEP_AS_USUAL = (GRAPH, "a selective checkpoint")
 """Holders that do what they are there for."""

@@ -412,7 +412,9 @@ def _numbers(text: str) -> set[tuple[int, int]]:
 
 
 def _are_alike(was: _Hashed, now: _Hashed, there: Collection[tuple[str, tuple[int, int]]]) -> bool:
-    """Tell whether groups may stand for each other: the same line, or a common dimension."""
+    """Tell whether groups may stand for each other: the same shape, or line and type, or a
+    common dimension.
+    """
     before, after = was.what.shape, now.what.shape
     own, module = _numbers(was.numbers), was.what.module
     are_others = module == now.what.module and own and own.isdisjoint(_numbers(now.numbers))

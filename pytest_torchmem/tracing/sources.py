@@ -63,12 +63,12 @@ def lines_that_set(attribute: str) -> list[str]:
     # Asked for an attribute, what stands for a module may import it.
     files = {getattr(one, "__dict__", {}).get("__file__") for one in [*sys.modules.values()]}
     found = (
-        placed(file, number)
+        place_among([(file, number)])
         for file in sorted(file for file in files if type(file) is str and is_of_program(file))
         for number, text in enumerate(linecache.getlines(file), 1)
         if sets.search(text)
     )
-    return [line.strip(" ()") for line in found if line]
+    return [line for line in found if line]
 
 
 def made_at(module: nn.Module, path: Sequence[str]) -> str:

@@ -1,11 +1,10 @@
 """Causes in what a model is built of, and what its layers are given: classes, settings, shapes."""
 
-import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from math import prod
+from math import inf, prod
 from typing import Any, NamedTuple
 
 from pytest_torchmem.diagnosis.causes import (
@@ -130,7 +129,7 @@ class LayerChange(NamedTuple):
         for name in {name for name, _ in own.items() ^ other.items()}:
             now, was = own.get(name), other.get(name)
             if not (isinstance(now, int | float) and isinstance(was, int | float) and now and was):
-                return math.inf
+                return inf
             found = max(found, now / was, was / now)
         return found
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from pytest_torchmem.diagnosis.causes import (
     GRAPH,
     Cause,
+    Counted,
     Evidence,
     cause,
     holder_of,
@@ -31,14 +32,15 @@ _OF_GRADIENTS = (Role.GRADIENT, Role.GRADIENT_TEMPORARY, Role.WORKSPACE)
 @rule("backwards", "{now}, and was {before}: graphs add up until it runs", sure=True)
 def fewer_backwards(evidence: Evidence) -> Cause | None:
     """Losses are added up, and one backward goes through the graphs of all of them."""
-    before, now = (_calls(of(Topic.BACKWARD), "calls") for of in (evidence.then, evidence.present))
+    backwards = _backwards(evidence)
     rows = [*evidence.came(Role.SAVED, Role.ACTIVATION, Role.HELD)]
     called = [evidence.counted(row.what.source) for row in rows]
-    if not 0 < now < before or any(one and one.fell for one in called):
+    if not (backwards.now and backwards.fell) or any(one and one.fell for one in called):
         return None
     if evidence.known_tensors.isdisjoint(row.what[1:5] for row in rows):
         return None  # as those of several graphs are
-    words = {"now": f"backward runs {times(now)}", "before": f"run {times(before)}"}
+    before, now = map(times, backwards)
+    words = {"now": f"backward runs {now}", "before": f"run {before}"}
     lines = evidence.ran.called_as("backward")
     return cause("backwards", rows, None, lines[0] if len(lines) == 1 else None, **words)
 
@@ -76,13 +78,20 @@ def gradients_of_each_sample(evidence: Evidence) -> Cause | None:
     return cause("per sample", evidence.came(), None, place, samples=samples)
 
 
-def _calls(facts: Mapping[str, Calls], name: str) -> int:
-    return facts.get(name, Calls()).number
+def _backwards(evidence: Evidence) -> Counted:
+    """Return how often a backward ran, then and now."""
+    return Counted(
+        *(_calls(of(Topic.BACKWARD), "calls") for of in (evidence.then, evidence.present))
+    )
 
 
 def _runs_more_backwards(evidence: Evidence) -> bool:
-    before, now = (_calls(of(Topic.BACKWARD), "calls") for of in (evidence.then, evidence.present))
-    return 0 < before < now
+    backwards = _backwards(evidence)
+    return backwards.before > 0 and backwards.rose
+
+
+def _calls(facts: Mapping[str, Calls], name: str) -> int:
+    return facts.get(name, Calls()).number
 
 
 @rule("gradients kept", "gradients of an earlier backward are alive in the {phase}: {why}")

@@ -147,7 +147,8 @@ def no_longer_frozen(evidence: Evidence) -> Cause | None:
     parts = [part for change in lost for part in _trained_parts(evidence, change.name)]
     names = [evidence.short(part) for part in dict.fromkeys(parts)]
     are, were = ("are", "were") if names[1:] else ("is", "was")
-    words = some(names) + "".join(evidence.was(path) for path in prefixes((parts or [""])[0]))
+    around_first = (path for part in parts[:1] for path in prefixes(part))
+    words = some(names) + "".join(map(evidence.was, around_first))
     around = common_parent(parts) if names[2:] else ""
     frozen = evidence.present(Topic.FROZEN)
     if around and not any(within(around, one) for one in frozen):
