@@ -129,7 +129,7 @@ def diagnose(
     if moment == PEAK and (was := _phase_at_peak(before)) == _phase_at_peak(now):
         was = ""
     before = _with_peak(before) if moment == PEAK else before
-    before, names = with_names_of(before, now.facts)
+    before, now, names = with_names_of(before, now)
     found = difference(before, whole, moment)
     if moment == RESERVED:  # of which no rows tell
         found = replace(found, now=now.figures[moment])

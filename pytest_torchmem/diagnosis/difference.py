@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from operator import eq
 from typing import Any
 
-from pytest_torchmem.profile.facts import Facts, Topic
+from pytest_torchmem.profile.facts import Topic
 from pytest_torchmem.profile.module_paths import (
     EveryNumber,
     only_in,
@@ -85,27 +85,90 @@ _Tree = Mapping[str, Any]
 """What a module and those in it are, by their paths within it."""
 
 
-def with_names_of(before: Entry, now: Facts) -> tuple[Entry, Mapping[str, str]]:
-    """Return an entry with present names of modules, outermost first, and what these were."""
-    layers, found = now.get(Topic.LAYERS, {}), dict[str, str]()
+def with_names_of(before: Entry, now: Entry) -> tuple[Entry, Entry, Mapping[str, str]]:
+    """Return two entries with present names of modules, outermost first, and what these were.
+
+    Where one of them calls a model and the other its parts, both tell of the parts.
+    """
+    layers, found = now.facts.get(Topic.LAYERS, {}), dict[str, str]()
     while names := _renames(before.facts.get(Topic.LAYERS, {}), layers):
-        before = _with_names(before, names)
+        before = _with_names(before, names, layers)
         found |= {name: was for was, name in names.items()}
-    return before, found
+    parts: dict[tuple[str, bool], list[str]] = {}
+    for name, was in found.items():
+        if ("." in name) != ("." in was):
+            whole = max(name, was, key=lambda path: path.count(".")).partition(".")[0]
+            parts.setdefault((whole, "." in name), []).append(name)
+    for (whole, is_new), own in parts.items():
+        if own[1:]:  # and no module that was put into another one
+            roots = {whole, *(found[name] if is_new else name for name in own), *own}
+            before, now = _of_parts(before, whole, own, roots), _of_parts(now, whole, own, roots)
+    return before, now, found
 
 
-def _with_names(before: Entry, names: Mapping[str, str]) -> Entry:
+_OF_CALLS = (Topic.INPUTS, Topic.ARGUMENTS, Topic.CALLS)
+"""What is known of outermost modules alone."""
+
+
+def _of_parts(entry: Entry, whole: str, parts: Iterable[str], roots: Collection[str]) -> Entry:
+    """Return an entry in which a model's parts run in the modes of the model, and none is said to
+    be called by the program.
+    """
     facts = {
         topic: {
-            _renamed(name, names): _renamed(fact, names) if topic == Topic.TIED else fact
-            for name, fact in known.items()
+            name: fact for name, fact in known.items() if name.rpartition(" of ")[2] not in roots
         }
+        if topic in _OF_CALLS
+        else known
+        for topic, known in entry.facts.items()
+    }
+    modes = dict(facts.get(Topic.MODES, {}))
+    if inherited := modes.pop(whole, None):
+        facts[Topic.MODES] = {**dict.fromkeys(parts, inherited), **modes}
+    return replace(entry, facts=facts)
+
+
+_NUMBERED = (Topic.MODES, Topic.LAYERS, Topic.GIVEN, Topic.SIZES)
+"""Whose facts say which modules of a pattern they are of."""
+
+
+def _with_names(before: Entry, names: Mapping[str, str], layers: _Tree) -> Entry:
+    def moved(topic: str, name: str, fact: Any) -> Any:
+        if topic == Topic.TIED:
+            return _renamed(fact, names)
+        if topic == Topic.FROZEN:
+            return _renumbered(name, fact, names, layers)
+        if topic not in _NUMBERED:
+            return fact
+        numbers = (_renumbered(name, one.numbers, names, layers) for one in fact)
+        return tuple(one._replace(numbers=own) for one, own in zip(fact, numbers, strict=True))
+
+    facts = {
+        topic: {_renamed(name, names): moved(topic, name, fact) for name, fact in known.items()}
         for topic, known in before.facts.items()
     }
-    alive = before.alive and _with(
-        before.alive, lambda what: what._replace(module=_renamed(what.module, names))
+    groups = (
+        replace(
+            one,
+            what=one.what._replace(module=_renamed(one.what.module, names)),
+            numbers=_renumbered(one.what.module, one.numbers, names, layers),
+        )
+        for one in (before.alive.groups if before.alive is not None else ())
     )
+    alive = before.alive and replace(before.alive, groups=tuple(groups))
     return replace(before, facts=facts, alive=alive)
+
+
+def _renumbered(path: str, numbers: str, names: Mapping[str, str], layers: _Tree) -> str:
+    """Return the numbers of a path with its present name, which may have fewer or more stars."""
+    name = _renamed(path, names)
+    less = path.count("*") - name.count("*")
+    if less == 0:
+        return numbers
+    if less > 0:
+        return "/".join(numbers.split("/")[less:])
+    around = next((path for path in prefixes(name) if path.count("*") == -less), "")
+    return "/".join(filter(None, (*(one.numbers for one in layers.get(around, ())[:1]), numbers)))
 
 
 def _with(alive: Alive, changed: Callable[[What], What]) -> Alive:
@@ -138,8 +201,10 @@ def _likeness(path: str, own: _Tree, other: str, tree: _Tree) -> float:
 
     Elsewhere than before a module counts only where it is as it was, or its layers with their
     widths are; of outermost ones, what is in them. Layers of a class in another setting are half
-    the same.
+    the same. One of an outermost module may be called by itself, or have been.
     """
+    if ("." in path) != ("." in other) and _unnumbered(own) == _unnumbered(tree):
+        return 1
     if path.count("*") != other.count("*"):
         return 0
     sides = [own, tree]
@@ -153,6 +218,10 @@ def _likeness(path: str, own: _Tree, other: str, tree: _Tree) -> float:
     same = sum(bool(known[name] == there[name]) for name in known.keys() & there.keys())
     kinds = [{(n, one.kind) for n in each for one in each[n]} for each in sides]
     return (same + len(kinds[0] & kinds[1])) / max(2 * len(known), 2 * len(there), 1)
+
+
+def _unnumbered(tree: _Tree) -> _Tree:
+    return {name: [one[:-1] for one in layers] for name, layers in tree.items()}
 
 
 def _paths(layers: Iterable[str]) -> list[str]:

@@ -315,6 +315,40 @@ def outside_of_autocast(wrong: bool, device: str) -> None:
     loss.backward()
 
 
+class Featured(Parts):
+    def features(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.features(x))
+
+
+def featured(device: str) -> tuple[Featured, Tensor]:
+    layers = nn.ModuleList(nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(3))
+    model = Featured(layers=layers, head=nn.Linear(64, 4)).to(device)
+    return model, torch.zeros(512, 64, device=device)
+
+
+@planted("autocast", "Sequential (layers in the snapshot) runs without autocast", "Sequential")
+def parts_outside_of_autocast(wrong: bool, device: str) -> None:
+    """A program calls the parts of a model that it called itself, only the last in the region."""
+    model, x = featured(device)
+    x = model.features(x) if wrong else x
+    with torch.autocast(device, dtype=torch.bfloat16):
+        (model.head if wrong else model)(x).sum().backward()
+
+
+@planted("autocast", "layers.* (Sequential in the snapshot) runs without autocast", "Featured")
+def whole_outside_of_autocast(wrong: bool, device: str) -> None:
+    """A program calls a model whose parts it called before."""
+    model, x = featured(device)
+    with nullcontext() if wrong else torch.autocast(device, dtype=torch.bfloat16):
+        out = model(x) if wrong else model.head(model.features(x))
+    out.sum().backward()
+
+
 @planted("autocast uncached", "parameters of Sequential anew", "Sequential", "aten::_to_copy", "")
 def casts_are_not_kept(wrong: bool, device: str) -> None:
     layer = nn.Linear(256, 256)

@@ -1,5 +1,6 @@
 """Snapshots that were written before: of schema 3, and under other names of modules."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -73,7 +74,7 @@ def test_modules_of_a_snapshot_have_the_names_of_today(now, module):
     }
     alive = Alive((Group(what, {"peak": 1}),))
     before = Entry(Key("test"), "2.13.0", "", {}, alive=alive, facts=facts)
-    found, _ = with_names_of(before, {Topic.LAYERS: now})
+    found, *_ = with_names_of(before, replace(before, facts={Topic.LAYERS: now}))
     assert found.alive.groups[0].what.module == module
     root = module.partition(".layers")[0].partition(".blocks")[0]
     assert found.facts[Topic.CALLS] == {root: Calls(1)}

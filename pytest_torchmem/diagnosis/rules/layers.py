@@ -204,11 +204,7 @@ def new_modules(evidence: Evidence) -> Iterator[tuple[str, str]]:
     known, present = evidence.then(Topic.LAYERS), evidence.present(Topic.LAYERS)
     parents = {path for name in known for path in prefixes(name)}
     known_roots = {path.partition(".")[0] for path in known}
-    roots = [one.name for one in evidence.about(Topic.LAYERS) if not one.before]
-    in_parts = [root for root in roots if "." not in root and _was_called_in_parts(evidence, root)]
     for name, (before, now) in changed_values(evidence, Topic.LAYERS, also_new=True):
-        if any(within(root, name) for root in in_parts):
-            continue
         if not before and not known_roots.isdisjoint(name.split(".")[1:]):
             continue  # what was called by itself is called in a module that it is no part of
         inside = [path for path in present if path.startswith(f"{name}.")]
@@ -472,17 +468,6 @@ def new_module(evidence: Evidence) -> Cause | None:
             found = placed_in(evidence, pattern, found)
         best = largest(filter(None, (best, found)))
     return best
-
-
-def _was_called_in_parts(evidence: Evidence, root: str) -> bool:
-    """Tell whether a program called what is in an outermost module, and calls it itself now."""
-    layers = evidence.present(Topic.LAYERS)
-    inside = {one.kind for name in layers if within(root, name) for one in layers[name]}
-    known = evidence.then(Topic.LAYERS)
-    parts = {
-        one.kind for name in known.keys() - layers.keys() if "." not in name for one in known[name]
-    }
-    return bool(parts) and parts <= inside
 
 
 def _places_of_more(evidence: Evidence, pattern: str) -> set[tuple[str, str]]:
