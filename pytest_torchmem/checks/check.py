@@ -328,6 +328,11 @@ _OF_MODELS = (
     Role.OPTIMIZER_STATE,
 )
 _MOST = 50
+_SOUGHT = {
+    "trained": r"\.requires_grad(_\(|\s*=(?!=))",
+    "checkpoint": r"(^|[\s(=,]|checkpoint\.)(?<!def )checkpoint(_sequential|_wrapper)?\(",
+}
+"""What the lines are read for that a cause names beside, by its rule."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,7 +393,7 @@ class DeviceCheck:
             return None
         from pytest_torchmem.diagnosis.causes import Watched
         from pytest_torchmem.tracing.holders import together
-        from pytest_torchmem.tracing.sources import lines_that_set
+        from pytest_torchmem.tracing.sources import lines_with
 
         named: dict[What, list[str]] = {}
         for index in sorted(watch.holders):
@@ -400,9 +405,10 @@ class DeviceCheck:
             place: [_within_program(lines, test) for lines in leads]
             for place, (_, leads) in watch.callers.items()
         }
-        freezing = lines_that_set("requires_grad") if "trained" in rules else ()
+        written = {rule: lines_with(_SOUGHT[rule]) for rule in rules & _SOUGHT.keys()}
+        written |= {name: [*lines] for name, lines in watch.optimizers.items()}
         return Watched(
-            reasons, holders, savers, callers, watch.makers, watch.regions, freezing, kept
+            reasons, holders, savers, callers, watch.makers, watch.regions, written, kept
         )
 
     def holder(self, profile: MemoryProfile, found: StepGrowth, *, on_host: bool) -> str:

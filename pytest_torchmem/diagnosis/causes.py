@@ -114,8 +114,9 @@ class Watched:
     regions: Mapping[str, bool] = field(default_factory=dict)
     """The program's lines that enter a region of autocast, and whether what is to blame is in one
     that is off."""
-    freezing: Sequence[str] = ()
-    """The program's lines that set whether parameters require gradients."""
+    written: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """By a rule, the program's lines in whose source what it is about is set or called; by an
+    optimizer's class, those that make one."""
     ran: bool = False
     """Whether there was a second trace, in which holders were looked for."""
 

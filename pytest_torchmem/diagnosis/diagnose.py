@@ -136,7 +136,7 @@ def diagnose(
     ran = NOTHING_RAN
     if profile is not None and moment != HOST:  # whose allocations are others
         made = profile.calls or (), dict(profile.broadcasts), profile.functions
-        ran = Provenance(profile.timeline, *made, profile.module_lines)
+        ran = Provenance(profile.timeline, *made, profile.module_lines, profile.host_timeline)
     last = _made_last(profile, moment) if profile is not None else None
     evidence = Evidence(before, now, found, whole, ran, watched or Watched(), names, last)
     inputs = [change for change in evidence.facts if change.topic == Topic.INPUTS]
@@ -169,18 +169,21 @@ def _leads(
     evidence: Evidence, cause: Cause | None
 ) -> dict[tuple[str, str], tuple[str, tuple[str, ...]]]:
     """Return what leads to lines that were there before, where another call may be the news; of
-    others outside of modules, the nearest two; of a module that is made otherwise, its maker.
+    layers that were there and of what is outside of modules, the nearest two; of a module that is
+    made otherwise, its maker.
     Nothing where the cause says which calls are meant.
     """
     if cause is not None and cause.values.get("lines"):
         return {}
     then, seen = evidence.moved_lines(), evidence.watched
+    layers = evidence.then(Topic.LAYERS)
     calls = (line for one in evidence.then(Topic.CALLS).values() for line in one.lines)
     known = {then.get(line, line) for line in (*calls, *(one.line for one in evidence.known()))}
     found = {}
     for (module, line), paths in seen.callers.items():
+        is_of_torch = any(one.is_of_torch for one in layers.get(module, ()))
         leads = _nearest(paths)[: None if line in known else 2]
-        if leads and (line in known or not module):
+        if leads and (line in known or not module or is_of_torch):
             found[module, line] = "called in", leads
     made = {place: ("made in", (line,)) for place, line in seen.makers.items() if line}
     return found | made if cause and cause.rule in _OF_CONSTRUCTORS else found

@@ -10,6 +10,8 @@ from pytest_torchmem.profile.module_paths import fold, prefixes
 from pytest_torchmem.profile.timeline import Allocation, Kind, OperatorCall, Origin, Phase, Timeline
 
 _ZERO = ("aten::zero_", "aten::_foreach_zero_")
+_STACKS = ("aten::stack", "aten::cat")
+"""By which batches are made."""
 _MOST_ANCESTORS, _MOST_CALLS = 200, 20
 STANDING = (Kind.PARAMETER, Kind.BUFFER, Kind.INPUT)
 
@@ -24,7 +26,9 @@ class Provenance:
         broadcasts: Mapping[Origin, str] | None = None,
         functions: Iterable[tuple[Origin, str]] = (),
         module_lines: Mapping[str, str] | None = None,
+        on_host: Timeline | None = None,
     ) -> None:
+        self._on_host = on_host.allocations if on_host is not None else ()
         self._functions, self._module_lines = functions, module_lines or {}
         self._events, self._allocations, self._calls = timeline.events, timeline.allocations, calls
         self.broadcasts: Mapping[Origin, str] = broadcasts or {}
@@ -165,6 +169,13 @@ class Provenance:
         size, read = (tensor[0], prod(tensor[1])), {*self.read_in(module)}
         views = (i for i, one in made if i in read and (one.dtype, prod(one.shape)) == size)
         return next(views, -1)
+
+    def made_on_host(self, copy: Allocation) -> Origin | None:
+        """Return who first made on the host what a tensor is a copy of; of a stack, its items."""
+        made = {one.shape: one.origin for one in reversed(self._on_host) if one.origin.line}
+        found = made.get(copy.shape) if copy.origin.operator == "aten::_to_copy" else None
+        is_stack = found is not None and found.operator in _STACKS
+        return made.get(copy.shape[1:], found) if is_stack else found
 
     def only_maker(self, tensor: tuple[str, tuple[int, ...]]) -> Origin | None:
         """Return who made all tensors of a type and a shape in the forward, if one line did."""

@@ -57,16 +57,16 @@ def filled_at(file: str, definition: int | str, name: str, *, is_tensor: bool) -
     return placed(file, lines.pop()) if len(lines) == 1 else ""
 
 
-def lines_that_set(attribute: str) -> list[str]:
-    """Return the lines of the program's loaded files that set an attribute, or call its setter."""
-    sets = re.compile(rf"^[^#]*\.{attribute}(_\(|\s*=(?!=))")
+def lines_with(pattern: str) -> list[str]:
+    """Return the lines of the program's loaded files with a pattern outside of comments."""
+    sought = re.compile(rf"^[^#]*{pattern}")
     # Asked for an attribute, what stands for a module may import it.
     files = {getattr(one, "__dict__", {}).get("__file__") for one in [*sys.modules.values()]}
     found = (
         place_among([(file, number)])
         for file in sorted(file for file in files if type(file) is str and is_of_program(file))
         for number, text in enumerate(linecache.getlines(file), 1)
-        if sets.search(text)
+        if sought.search(text)
     )
     return [line for line in found if line]
 

@@ -57,6 +57,8 @@ class Watch:
         """The lines that enter a region of autocast, and whether a place is in one that is off."""
         self.inside: list[tuple[str, bool]] = []
         """Those that are entered now, and whether autocast is on in them."""
+        self.optimizers: dict[str, dict[str, None]] = {}
+        """By class: the lines that make an optimizer of it."""
         self.attention: dict[str, str] = {}
         """By the line that calls attention: why no fused kernel took it."""
         self.holders: dict[int, str] = {}
@@ -249,12 +251,21 @@ def watching(
     another is made, or at the end.
     """
     watch, saving = Watch(device, wanted or {}, before, places), FunctionCtx.save_for_backward
+    make: Any = torch.optim.Optimizer.__init__
     enter: Any = torch.autocast.__enter__
     leave: Any = torch.autocast.__exit__
 
     def attends(*args: Any, **kwargs: Any) -> Any:
         watch.saw_attention(*args, **kwargs)
         return _ATTENTION(*args, **kwargs)
+
+    def makes(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and frame.f_locals.get("self") is optimizer:  # a class of its own
+            frame = frame.f_back
+        if line := Attribution().user_line(frame):
+            watch.optimizers.setdefault(type(optimizer).__name__, {})[line] = None
+        make(optimizer, *args, **kwargs)
 
     def enters(region: torch.autocast) -> Any:
         entered, line = enter(region), Attribution().user_line()
@@ -276,6 +287,7 @@ def watching(
             # Within what a mode is handed, such as ``multi_head_attention_forward``, it is off.
             stack.enter_context(replaced(functional, scaled_dot_product_attention=attends))
             stack.enter_context(_AttentionMode(watch))
+        stack.enter_context(replaced(torch.optim.Optimizer, __init__=makes))
         stack.enter_context(replaced(FunctionCtx, save_for_backward=saves))
         stack.enter_context(replaced(torch.autocast, __enter__=enters, __exit__=leaves))
         yield watch

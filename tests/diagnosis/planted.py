@@ -193,6 +193,13 @@ def untied_for_more_words(wrong: bool) -> Step:
     return model, (ids(1, 8),), {"optimizer": torch.optim.AdamW}
 
 
+@planted("inputs", "input of Linear changed, float32[4, 64] → [512, 64]", "", "aten::", "cuda")
+def stacked_on_host(wrong: bool, device: str) -> None:
+    """A batch that is copied to the device comes from items that the host made."""
+    items = [torch.full((64,), 0.5) for _ in range(512 if wrong else 4)]  # here: stacked_on_host
+    nn.Linear(64, 64).to(device)(torch.stack(items).to(device)).square().sum().backward()
+
+
 @planted("optimizer", "the optimizer is AdamW (")
 def another_optimizer(wrong: bool) -> Step:
     optimizer = torch.optim.AdamW if wrong else torch.optim.SGD
@@ -631,15 +638,15 @@ def pooling_left_out(wrong: bool) -> Step:
     return nn.Sequential(*layers), (images(),), {}
 
 
-@planted("optimizer", "Adam (loop) is another optimizer beside SGD", "", "aten::zeros_like")
+@planted("optimizer", "Adam (loop) is another optimizer beside SGD", "", "Adam")
 def a_second_optimizer(wrong: bool, device: str) -> None:
     model = nn.Sequential(nn.Linear(256, 256), nn.Linear(256, 256)).to(device)
     optimizers: list[torch.optim.Optimizer] = [torch.optim.SGD(model.parameters(), 0.1)]
     if wrong:
-        optimizers.append(torch.optim.Adam(model[1].parameters()))
+        optimizers.append(torch.optim.Adam(model[1].parameters()))  # here: a_second_optimizer
     model(torch.zeros(8, 256, device=device)).sum().backward()
     for optimizer in optimizers:
-        optimizer.step()  # here: a_second_optimizer
+        optimizer.step()
 
 
 @planted("reached", "goes through Wide now, and did not", "Wide", "aten::", "cuda")

@@ -2,6 +2,7 @@
 
 import importlib
 import re
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -12,6 +13,7 @@ from itertools import tee
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread, local
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 from weakref import finalize, ref
 
@@ -21,10 +23,11 @@ from torch import Tensor, nn
 
 import pytest_torchmem as torchmem
 from pytest_torchmem import trace
+from pytest_torchmem.checks.check import _SOUGHT
 from pytest_torchmem.diagnosis.diagnose import StepGrowth, step_growth
 from pytest_torchmem.profile.timeline import Lifetimes, Role
 from pytest_torchmem.tracing.holders import HeldNames
-from pytest_torchmem.tracing.sources import made_at
+from pytest_torchmem.tracing.sources import lines_with, made_at
 from pytest_torchmem.tracing.watch import watching
 from tests.diagnosis.planted import BATCH, LENGTH, WIDTH, Block, Decoder, ids
 from tests.modules import Parts
@@ -250,6 +253,17 @@ def test_what_programs_keep_tensors_in(keep: Callable[[Keeper], Tensor], name: s
     keeper = Keeper()
     kept = [keep(keeper)]
     assert HeldNames(ignore=kept).of(kept[0]).startswith(name)
+
+
+def test_lines_of_the_source_that_set_or_call_are_found(tmp_path, monkeypatch):
+    source = (
+        "x.requires_grad_()\n# checkpoint(f)\nutils.checkpoint.checkpoint(f)\nsave_checkpoint(f)\n"
+    )
+    (tmp_path / "written.py").write_text(source + "x.requires_grad == y\ndef checkpoint(f): ...\n")
+    monkeypatch.setitem(sys.modules, "written", SimpleNamespace(__file__=f"{tmp_path}/written.py"))
+    lines = {rule: " ".join(lines_with(pattern)) for rule, pattern in _SOUGHT.items()}
+    found = {rule: re.findall(r"written\.py:(\d)", text) for rule, text in lines.items()}
+    assert found == {"trained": ["1"], "checkpoint": ["3"]}
 
 
 def _tails() -> nn.ModuleList:

@@ -419,7 +419,7 @@ def _larger_than_any(evidence: Evidence) -> Cause | None:
         return None
     first = shown_by(rows)
     of = _of_standing(evidence, first.what, evidence.first(first))
-    most = f"; the most before was {format_size(evidence.made_at_most(first))}"
+    most = f" (at most {format_size(evidence.made_at_most(first))} before)"
     words = {"operator": first.what.source, "now": first.what.tensor, "before": most}
     return cause("larger", rows, first, of=of, given="", **words)
 
@@ -519,7 +519,7 @@ def _calls(
     shown = short_names([most])
     most_before = evidence.made_at_most(first)
     if short_names(names) == shown and most_before and first.what.source == most:
-        return f"{shown} makes {first.what.tensor}; the most before was {format_size(most_before)}"
+        return f"{shown} makes {first.what.tensor} (at most {format_size(most_before)} before)"
     if short_names(names) == shown:
         return f"{shown}{_makes(evidence, names, first)} is called {change}"
     return f"{short_names(names)} are called more often: {shown} {change}"

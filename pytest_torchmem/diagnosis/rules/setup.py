@@ -16,6 +16,7 @@ from pytest_torchmem.diagnosis.causes import (
     cause,
     fact_rule,
     largest,
+    listed,
     placed_in,
     rule,
     shown_by,
@@ -58,6 +59,8 @@ _DECIDES = {
 }
 """By parts of settings' names: what they decide, where that is not everything."""
 _MOST_SHOWN = 3
+MOST_WRITTEN = 3
+"""Lines of the source that are named beside a cause."""
 _OF_OPTIMIZER = (Role.OPTIMIZER_STATE, Role.OPTIMIZER_TEMPORARY)
 
 Values = Iterator[dict[str, str]]
@@ -174,6 +177,12 @@ def _region_off(evidence: Evidence, change: FactChange) -> Origin | None:
     """Return where autocast is entered that is off, if it is around what is to blame."""
     line = next((line for line, is_off in evidence.watched.regions.items() if is_off), "")
     return Origin(Phase.FORWARD, "", "torch.autocast(enabled=False)", line) if line else None
+
+
+def _made_at(evidence: Evidence, change: FactChange) -> Origin | None:
+    """Return where an optimizer is made, if one line makes all of its class."""
+    lines = evidence.watched.written.get(change.name, ())
+    return Origin(Phase.OPTIMIZER, "", change.name, lines[0]) if len(lines) == 1 else None
 
 
 def _call(evidence: Evidence, change: FactChange) -> Origin | None:
@@ -354,7 +363,8 @@ def inputs_changed(evidence: Evidence) -> Cause | None:
     new_shapes = [one for one in changed[0].now if one not in changed[0].before]
     is_made = " of " in changed[0].name and bool(new_shapes)
     index = evidence.ran.first_made(new_shapes[0], module) if is_made else -1
-    made = evidence.ran.allocation(index).origin if index >= 0 else None
+    copy = evidence.ran.allocation(index) if index >= 0 else None
+    made = copy and (evidence.ran.made_on_host(copy) or copy.origin)
     origin = made if made is not None and made.line else None
     lines = evidence.present(Topic.CALLS).get(module, Calls()).lines
     if fewer or origin is None:
@@ -535,7 +545,11 @@ def _why_not_checkpointed(evidence: Evidence, place: str) -> str:
         if is_new and (within(change.name, place) or within(place, change.name)):
             return ": it is in eval mode, and was not"
     around = (one for one in calls_in_eval_mode(evidence) if within(one[0], place))
-    return "".join(f": {module} {IN_EVAL.format(*words)}" for module, *words in around)
+    written = evidence.watched.written.get("checkpoint", ())
+    at = f": checkpoint at {listed(written)} is not called for it"
+    return "".join(f": {module} {IN_EVAL.format(*words)}" for module, *words in around) or (
+        at if 0 < len(written) <= MOST_WRITTEN else ""
+    )
 
 
 IN_EVAL = "is in eval mode in {} calls, and was in {}"
@@ -580,10 +594,12 @@ def another_optimizer(evidence: Evidence) -> Cause | None:
     if not changed:
         return None
     rows = evidence.came(*_OF_OPTIMIZER)
+    made = next((_made_at(evidence, one) for one in changed if one.now), None)
     same = [one for one in changed if one.before and one.now and one.before[0] == one.now[0]]
     for one in same:  # implemented as it was
         for said in _other_parts(one, "had"):
-            return cause("optimizer", rows, change=f"{one.name} has {said['now']}{said['before']}")
+            change = f"{one.name} has {said['now']}{said['before']}"
+            return cause("optimizer", rows, None, made, change=change)
     before = ", ".join(f"{one.name} ({', '.join(one.before)})" for one in changed if one.before)
     now = ", ".join(f"{one.name} ({', '.join(one.now)})" for one in changed if one.now)
     others, left = ([*of(Topic.OPTIMIZERS)] for of in (evidence.then, evidence.present))
@@ -593,7 +609,7 @@ def another_optimizer(evidence: Evidence) -> Cause | None:
         change = f"the optimizer {before} is gone, and {', '.join(left)} is still there"
     else:
         change = f"the optimizer is {now or 'none'}, and was {before or 'none'}"
-    return cause("optimizer", rows, change=change)
+    return cause("optimizer", rows, None, made, change=change)
 
 
 @rule("in place", "{operator} is no longer in place ({lost} of {calls} calls)", sure=True)
