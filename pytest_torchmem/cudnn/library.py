@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +42,7 @@ def folder() -> Path:
 
 
 class DiskMemory:
-    """The answers of one version of cuDNN, read when the first is asked for.
-
-    A line is looked at when its answer is wanted: a file may have those of many projects.
-    """
+    """The answers of one version of cuDNN, read when the first is asked for."""
 
     def __init__(self, version: questions.Version) -> None:
         try:
@@ -54,20 +51,23 @@ class DiskMemory:
             )
         except RuntimeError:  # there is no home directory
             self._path = None
-        self._found: dict[Place, questions.Answer] = {}
-        self._lines: dict[str, str] | None = None
+
+    @cached_property
+    def _found(self) -> dict[Place, questions.Answer]:
+        """What is on disk, of several lines for one place the last, and what was added."""
+        found: dict[Place, questions.Answer] = {}
+        text = ""
+        with contextlib.suppress(OSError):
+            if self._path is not None:
+                text = self._path.read_text(encoding="utf-8", errors="replace")
+        for line in text.split("\n"):
+            with contextlib.suppress(ValueError, TypeError, RecursionError):
+                gpu, operator, geometry, plans, why = json.loads(line)
+                found[gpu, operator, geometry] = read_answer(plans, why)
+        return found
 
     def get(self, place: Place) -> questions.Answer | None:
-        found = self._found.get(place)
-        if found is None:
-            if self._lines is None:
-                self._lines = self._read()
-            line = self._lines.pop(json.dumps(place, separators=(",", ":"))[:-2], None)
-            with contextlib.suppress(ValueError, TypeError, RecursionError):
-                if line is not None:
-                    *_, plans, why = json.loads(line)
-                    found = self._found[place] = read_answer(plans, why)
-        return found
+        return self._found.get(place)
 
     def add(self, place: Place, answer: questions.Answer, on_disk: bool = True) -> None:
         """Remember an answer; where nothing can or shall be written, for this process alone."""
@@ -78,20 +78,6 @@ class DiskMemory:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
                 with self._path.open("ab", buffering=0) as file:  # one write, at the end
                     file.write(line.encode())
-
-    def _read(self) -> dict[str, str]:
-        """Return the lines by what they begin with; of several, the last."""
-        if self._path is None:
-            return {}
-        try:
-            text = self._path.read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            return {}
-        return {line.partition(_PLANS)[0]: line for line in text.split("\n")}
-
-
-_PLANS = '",['
-"""What stands between a geometry and its plans alone: quotation marks in a text are escaped."""
 
 
 def read_answer(plans: object, why: object) -> questions.Answer:

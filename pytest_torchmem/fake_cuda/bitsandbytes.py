@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from pytest_torchmem.interception.context import TraceContext
-from pytest_torchmem.operators.third_party.bitsandbytes import DoesNothing
+from pytest_torchmem.operators.third_party.bitsandbytes import NativeLibrary
 from pytest_torchmem.torch_private.patches import Replacements, replaced_all
 
 
@@ -48,7 +48,7 @@ def _copy_of(manager: Any) -> Any:
     return copied
 
 
-class _Library:
+class _Library(NativeLibrary):
     """The library of the process, which does nothing on the trace's thread."""
 
     def __init__(self, trace: TraceContext, original: Any) -> None:
@@ -56,9 +56,5 @@ class _Library:
         self._original = original
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return DoesNothing() if self._trace.on_thread() else getattr(self._original, name)
-
-    def __getitem__(self, name: str) -> Any:
-        return getattr(self, name)
+        on_thread = self._trace.on_thread()
+        return super().__getattr__(name) if on_thread else getattr(self._original, name)

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from pytest_torchmem.errors import UnsupportedOperatorError
 from pytest_torchmem.interception.context import TraceContext
-from pytest_torchmem.torch_private.patches import having, replaced, replaced_all
+from pytest_torchmem.torch_private.patches import ABSENT, having, replaced, replaced_all
 
 _WRITES = ("store", "atomic", "scatter", "copy", "reduce_add", "asm", "extern")
 """Parts of the names of triton's functions that write to the pointer that they are given."""
@@ -33,6 +33,11 @@ _OF_TRITON = ("triton.language", "builtins", "math")
 """Where functions of triton's language, and of Python, are from."""
 _NOT_FOLLOWED = (ast.FunctionDef, ast.Lambda, ast.ClassDef, ast.comprehension, ast.withitem)
 """What has variables of its own."""
+_VALUES: Mapping[type[ast.AST], str] = {
+    **dict.fromkeys((ast.Assign, ast.AugAssign, ast.AnnAssign, ast.NamedExpr), "value"),
+    ast.For: "iter",
+}
+"""Where assignments have what they assign."""
 _EVERY: frozenset[str] | None = None
 _known: WeakKeyDictionary[Any, frozenset[str] | None] = WeakKeyDictionary()
 
@@ -81,40 +86,27 @@ class _Pointers:
             return _EVERY
         before = None
         while before != (before := self._state()):  # a loop may carry a pointer back
-            for statement in self._definition.body:
-                self._follow(statement)
+            for node in body:  # in any order: until nothing changes
+                self._follow(node)
         return frozenset(self._written)
 
     def _state(self) -> tuple[int, int]:
         return sum(map(len, self._origins.values())), len(self._written)
 
-    def _follow(self, node: ast.AST) -> None:
-        """Let the targets of assignments point to where their values do, and note what is written.
-        Both are noted again and again until nothing changes, so the order does not matter.
-        """
-        if isinstance(node, ast.Assign):
-            origins = self._origins_of(node.value)
-            for target in node.targets:
-                self._point(target, origins)
-        elif isinstance(node, (ast.AugAssign, ast.AnnAssign, ast.NamedExpr)):
-            if node.value is not None:
-                self._point(node.target, self._origins_of(node.value))
-        elif isinstance(node, ast.For):
-            self._point(node.target, self._origins_of(node.iter))
-        elif isinstance(node, ast.Call):
+    def _follow(self, node: Any) -> None:
+        """Let targets of an assignment point to where its value does; note what is written."""
+        if isinstance(node, ast.Call):
             self._origins_of(node)
-        for child in ast.iter_child_nodes(node):
-            self._follow(child)
-
-    def _point(self, target: ast.expr, origins: set[str]) -> None:
-        if isinstance(target, ast.Name):
-            self._origins.setdefault(target.id, set()).update(origins)
+        value = getattr(node, _VALUES.get(type(node), ""), None)
+        if value is None:
             return
-        if not isinstance(target, (ast.Tuple, ast.List, ast.Starred)):
-            self._written |= self._origins_of(target)  # an element or attribute
-        for child in ast.iter_child_nodes(target):
-            if isinstance(child, ast.expr):
-                self._point(child, origins)
+        origins = self._origins_of(value)
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        for part in (part for target in targets for part in ast.walk(target)):
+            if isinstance(part, ast.Name):
+                self._origins.setdefault(part.id, set()).update(origins)
+            elif isinstance(part, (ast.Attribute, ast.Subscript)):
+                self._written |= self._origins_of(part)
 
     def _origins_of(self, node: ast.AST) -> set[str]:
         """Return the arguments that the value of an expression may point into."""
@@ -277,9 +269,6 @@ def _rewritten(function: FunctionType) -> Callable[..., Any]:
     return rewritten
 
 
-_ABSENT: Any = object()
-
-
 def triton_refused(trace: TraceContext, module: Any) -> AbstractContextManager[None]:
     """Raise an error that says where a kernel can be launched: the fake CPU is not the place."""
     original = module.JITFunction.run
@@ -297,13 +286,51 @@ def triton_refused(trace: TraceContext, module: Any) -> AbstractContextManager[N
 
 @contextmanager
 def triton_autotuned(trace: TraceContext, module: Any) -> Iterator[None]:
-    """Let autotuned kernels run their first configuration; triton/runtime/autotuner.py."""
-    tuned = _Autotuned(trace, module.Autotuner.run)
+    """Let autotuned kernels run their first configuration that is left after pruning, with the
+    hooks of the others; triton/runtime/autotuner.py.
+
+    A real run compares the configurations at the first launch with arguments of a kind, and then
+    calls ``pre_hook`` once more with ``reset_only``.
+    """
+    original = module.Autotuner.run
+    seen: set[Any] = set()
+    """Of which arguments a real run would have compared the configurations already."""
+    before: dict[int, tuple[Any, Any]] = {}
+    """Tuners that ran, with the best configuration that they knew, by ``id``."""
+
+    def run(tuner: Any, *args: Any, **kwargs: Any) -> Any:
+        if not trace.on_thread():
+            return original(tuner, *args, **kwargs)
+        tuner.nargs = dict(zip(tuner.arg_names, args, strict=False))
+        try:
+            configs = tuner.configs
+            config = configs[0] if len(configs) == 1 else tuner.prune_configs(kwargs)[0]
+            given = {**tuner.nargs, **kwargs, **config.all_kwargs()}
+            if len(configs) > 1:
+                named = {**tuner.nargs, **kwargs}
+                named = {name: one for name, one in named.items() if name in tuner.arg_names}
+                keys = tuple(named[name] for name in tuner.keys if name in named)
+                dtypes = tuple(str(one.dtype) for one in named.values() if hasattr(one, "dtype"))
+                if (id(tuner), keys, dtypes) not in seen:
+                    seen.add((id(tuner), keys, dtypes))
+                    tuner.pre_hook(given, reset_only=True)
+            before.setdefault(id(tuner), (tuner, vars(tuner).get("best_config", ABSENT)))
+            tuner.best_config = config
+            if config.pre_hook is not None:
+                config.pre_hook(given)
+            return tuner.fn.run(*args, **kwargs, **config.all_kwargs())
+        finally:
+            tuner.nargs = None
+
     try:
-        with replaced_all([(module.Autotuner, {"run": tuned.run})]):
+        with replaced_all([(module.Autotuner, {"run": run})]):
             yield
     finally:
-        tuned.give_back()
+        for tuner, best in before.values():
+            if best is ABSENT:
+                del tuner.best_config
+            else:
+                tuner.best_config = best
 
 
 def triton_launches(trace: TraceContext, module: Any, kind: str) -> AbstractContextManager[None]:
@@ -399,55 +426,6 @@ class NotCompiled:
             "is not known: a trace does not compile kernels. Skip this line while tracing, or "
             "compile with triton.compile(..., target=...), which needs no GPU"
         )
-
-
-class _Autotuned:
-    """Runs the first configuration of autotuned kernels in one trace."""
-
-    def __init__(self, trace: TraceContext, original: Callable[..., Any]) -> None:
-        self._trace = trace
-        self._original = original
-        self._seen: set[Any] = set()
-        """Of which arguments a real run would have compared the configurations already."""
-        self._before: dict[int, tuple[Any, Any]] = {}
-        """Tuners that ran, with the best configuration that they knew, by ``id``."""
-
-    def run(self, tuner: Any, *args: Any, **kwargs: Any) -> Any:
-        """Run the first configuration that is left after pruning, with the hooks of the others.
-
-        A real run compares the configurations at the first launch with arguments of a kind, and
-        then calls ``pre_hook`` once more with ``reset_only``.
-        """
-        if not self._trace.on_thread():
-            return self._original(tuner, *args, **kwargs)
-        tuner.nargs = dict(zip(tuner.arg_names, args, strict=False))
-        try:
-            configs = tuner.configs
-            config = configs[0] if len(configs) == 1 else tuner.prune_configs(kwargs)[0]
-            given = {**tuner.nargs, **kwargs, **config.all_kwargs()}
-            if len(configs) > 1:
-                named = {**tuner.nargs, **kwargs}
-                named = {name: one for name, one in named.items() if name in tuner.arg_names}
-                keys = tuple(named[name] for name in tuner.keys if name in named)
-                dtypes = tuple(str(one.dtype) for one in named.values() if hasattr(one, "dtype"))
-                if (id(tuner), keys, dtypes) not in self._seen:
-                    self._seen.add((id(tuner), keys, dtypes))
-                    tuner.pre_hook(given, reset_only=True)
-            self._before.setdefault(id(tuner), (tuner, vars(tuner).get("best_config", _ABSENT)))
-            tuner.best_config = config
-            if config.pre_hook is not None:
-                config.pre_hook(given)
-            return tuner.fn.run(*args, **kwargs, **config.all_kwargs())
-        finally:
-            tuner.nargs = None
-
-    def give_back(self) -> None:
-        """Let tuners know the best configurations that they knew before."""
-        for tuner, best in self._before.values():
-            if best is _ABSENT:
-                del tuner.best_config
-            else:
-                tuner.best_config = best
 
 
 def triton_driver(trace: TraceContext, module: Any) -> AbstractContextManager[None]:

@@ -8,10 +8,9 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
-from importlib import import_module
 from operator import attrgetter
 from pathlib import Path
-from types import ModuleType
+from pkgutil import resolve_name
 from typing import Any
 
 import torch
@@ -133,23 +132,11 @@ def is_named(path: str) -> bool:
 
 
 def find(path: str) -> Any:
-    """Return what a dotted path leads to, or a ``MissingName``; modules are imported for it. A
-    package may have a function by the name of one of its modules, which then hides the module.
-    """
-    found: Any = torch
-    prefix, *rest = path.split(".")
-    for part in rest:
-        owner, prefix = prefix, f"{prefix}.{part}"
-        try:
-            if not hasattr(found, part) and not isinstance(found, ModuleType):
-                found = import_module(owner)
-            if isinstance(found, ModuleType) and not hasattr(found, part):
-                found = import_module(prefix)
-            else:
-                found = getattr(found, part)
-        except (AttributeError, ImportError):
-            return MissingName(path)
-    return found
+    """Return what a dotted path leads to, or a ``MissingName``; modules are imported for it."""
+    try:
+        return resolve_name(path)
+    except (AttributeError, ImportError):
+        return MissingName(path)
 
 
 def methods_name(kind: Any, attribute: str) -> bool:

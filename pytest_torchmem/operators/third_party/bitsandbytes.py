@@ -28,24 +28,18 @@ _ACROSS_DEVICES = "bitsandbytes::optimizer_update_"
 """Their states may be paged: in memory that the host and the GPU share."""
 
 
-class DoesNothing:
-    """A function of the library in C++: it takes whatever it is given."""
-
-    def __call__(self, *_: Any, **__: Any) -> int:
-        """Return what stands for success."""
-        return 0
-
-
 class NativeLibrary:
-    """The library in C++, with functions of every name that do nothing."""
+    """The library in C++, with functions of every name that do nothing, and return what stands for
+    success.
+    """
 
-    def __getattr__(self, name: str) -> DoesNothing:
+    def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return DoesNothing()
+        return lambda *_, **__: 0
 
-    def __getitem__(self, name: str) -> DoesNothing:
-        return DoesNothing()
+    def __getitem__(self, name: str) -> Any:
+        return getattr(self, name)
 
 
 def describe() -> None:
