@@ -109,15 +109,14 @@ operator(
 # The same function of each value (native/sparse/SparseCsrTensorMath.cpp, CREATE_UNARY_UFUNC and its
 # like): to a new tensor, in place, or to one that is given.
 _OF_EACH_VALUE = """
-    abs angle asin asinh atan atanh ceil conj_physical deg2rad erf erfinv expm1 floor frac isinf
-    isnan isneginf isposinf log1p neg rad2deg relu round sgn sign signbit sin sinh sqrt tan tanh
-    trunc
+    abs asin asinh atan atanh ceil deg2rad erf erfinv expm1 floor frac isinf isnan isneginf isposinf
+    log1p neg rad2deg relu round sgn sign signbit sin sinh sqrt tan tanh trunc
 """
-_ONLY_NEW = ("angle", "isinf", "isnan", "isneginf", "isposinf", "signbit")
+_ONLY_NEW = ("isinf", "isnan", "isneginf", "isposinf", "signbit")
 operator(
     *aten(_OF_EACH_VALUE),
     *aten(" ".join(f"{name}_" for name in _OF_EACH_VALUE.split() if name not in _ONLY_NEW)),
-    *aten("copy_ resize_as_sparse_ select"),
+    *aten("angle conj_physical conj_physical_ copy_ resize_as_sparse_ select"),
     compressed_by_operators=True,
 )
 operator(
@@ -305,13 +304,12 @@ operator(
 # Their kernels call others on indices and values; SparseUnaryOps.cpp, SparseTensorMath.cpp,
 # SparseTensor.cpp.
 operator(
+    *aten(_OF_EACH_VALUE),
     *aten("""
         _sparse_addmm _sparse_coo_tensor_with_dims _sparse_mm _sparse_sum sparse_coo_tensor
-        sparse_resize_ sparse_resize_and_clear_ copy_ copy_sparse_to_sparse_ empty zeros
-        abs asin asinh atan atanh ceil deg2rad erf erfinv
-        expm1 floor frac isinf isnan isneginf isposinf log1p mm mv nan_to_num neg norm rad2deg relu
-        round sgn sign signbit sin sinh sqrt sum tan tanh trunc cat stack unsqueeze transpose t
-        transpose_ _to_sparse_csr empty_like zeros_like permute zero_
+        sparse_resize_ sparse_resize_and_clear_ copy_ copy_sparse_to_sparse_ empty zeros mm mv
+        nan_to_num norm sum cat stack unsqueeze transpose t transpose_ _to_sparse_csr empty_like
+        zeros_like permute zero_
     """),
     sparse_by_operators=True,
 )

@@ -360,11 +360,13 @@ def _dtype_beside(tensor: torch.Tensor | None, number: complex) -> torch.dtype |
 #: What makes storages that nobody has written to.
 _EMPTY = ("aten::empty", "aten::new_empty", "prims::empty", "_quantized::empty")
 _COPIES = ("aten::clone", "aten::_to_copy")
-_ONLY_WRITES = frozenset(
+DRAWS_INTO = frozenset(
+    aten("bernoulli_ cauchy_ exponential_ geometric_ log_normal_ normal_ random_ uniform_")
+)
+_ONLY_WRITES = DRAWS_INTO.union(
     aten("""
-        bernoulli_ cauchy_ exponential_ geometric_ log_normal_ normal_ random_ uniform_ index_copy_
-        index_fill_ index_put_ _index_put_impl_ masked_fill_ masked_scatter_ put_ scatter_
-        fill_diagonal_ _foreach_copy_ _foreach_zero_ rrelu_with_noise rrelu_with_noise_
+        index_copy_ index_fill_ index_put_ _index_put_impl_ masked_fill_ masked_scatter_ put_
+        scatter_ fill_diagonal_ _foreach_copy_ _foreach_zero_ rrelu_with_noise rrelu_with_noise_
     """)
 )
 """Operators in place beside those that overwrite all: their results need no value from before."""

@@ -50,7 +50,7 @@ from torch import Tensor
 
 from pytest_torchmem.operators.elementwise import in_common_type
 from pytest_torchmem.operators.registry import DEVICES, aten, find_record, operator
-from pytest_torchmem.operators.spec import OperatorSpec
+from pytest_torchmem.operators.spec import DRAWS_INTO, OperatorSpec
 from pytest_torchmem.operators.workspace import Buffer, Workspace, as_workspace, unknown
 from pytest_torchmem.profile.timeline import Confidence, KnownWork
 from pytest_torchmem.step.trees import argument_tensors, replace_leaves, replace_tensors
@@ -314,13 +314,6 @@ def _is_pointwise(name: str) -> bool:
     return any(torch.Tag.pointwise in overload.tags for overload in overloads)
 
 
-_WRITTEN_ONLY = frozenset(
-    aten("""
-        bernoulli_ cauchy_ copy_ exponential_ fill_ geometric_ log_normal_ normal_ random_ uniform_
-        zero_
-    """)
-)
-"""Operators that do not read what they write to."""
 _NOTHING_WRITTEN = ("aten::empty", "aten::new_empty", "aten::_efficientzerotensor")
 
 
@@ -409,7 +402,8 @@ def _moved(spec: OperatorSpec, args: Any, kwargs: Any, result: Any) -> tuple[int
     family = spec.name.partition(".")[0]
     if family.startswith(_NOTHING_WRITTEN):
         return 0, 0
-    unread = set(written) if family in _WRITTEN_ONLY or spec.name.endswith("out") else set()
+    only_written = family in DRAWS_INTO or spec.shared.overwrites or spec.name.endswith("out")
+    unread = set(written) if only_written else set()
     read = sum(_bytes(tensor) for name, tensor in given.items() if name not in unread)
     return read, sum(map(_bytes, {**written, **made}.values()))
 

@@ -304,17 +304,15 @@ storage_bytes: Callable[[torch.UntypedStorage], int] = torch.UntypedStorage.nbyt
 
 _WORDS = 6
 """As many as a ``StorageImpl`` has at least before its size (c10/core/StorageImpl.h)."""
-_LEGACY_TYPES: dict[torch.dtype, Callable[[], Tensor]] = {
-    torch.float32: torch.FloatTensor,
-    torch.float64: torch.DoubleTensor,
-    torch.float16: torch.HalfTensor,
-    torch.bfloat16: torch.BFloat16Tensor,
-    torch.int64: torch.LongTensor,
-    torch.int32: torch.IntTensor,
-    torch.uint8: torch.ByteTensor,
-    torch.bool: torch.BoolTensor,
+LEGACY = listed("""
+    BFloat16Tensor BoolTensor ByteTensor CharTensor DoubleTensor FloatTensor HalfTensor IntTensor
+    LongTensor ShortTensor
+""")
+"""The names of types that say what a tensor holds, and some where it is."""
+_BY_DTYPE: dict[torch.dtype, Callable[[], Tensor]] = {
+    kind.dtype: kind for kind in (getattr(torch, name) for name in LEGACY)
 }
-"""What makes an empty tensor in half the time of ``torch.empty``, whose arguments are parsed."""
+"""They make an empty tensor in half the time of ``torch.empty``, whose arguments are parsed."""
 
 
 def hollow_storage(nbytes: int, memory: Tensor | None = None) -> torch.UntypedStorage:
@@ -380,10 +378,10 @@ def tensor_on(
     offset: int,
 ) -> Tensor:
     """Return a tensor of that geometry on ``storage``; the Fake key must be excluded."""
-    legacy = _LEGACY_TYPES.get(dtype)
+    legacy = _BY_DTYPE.get(dtype)
     made = torch.empty(0, dtype=dtype) if legacy is None else legacy()
     return _set_storage(made, storage, offset, shape, stride)
 
 
 def bytes_of(storage: torch.UntypedStorage) -> Tensor:
-    return _set_storage(_LEGACY_TYPES[torch.uint8](), storage)
+    return _set_storage(_BY_DTYPE[torch.uint8](), storage)

@@ -33,7 +33,7 @@ from pytest_torchmem.targets.target import as_device
 from pytest_torchmem.torch_private import modes, patches
 from pytest_torchmem.torch_private.names import listed
 from pytest_torchmem.torch_private.patches import LookedAt, Replacements
-from pytest_torchmem.torch_private.tensors import has_dispatch, is_wrapper, wrapped_tensors
+from pytest_torchmem.torch_private.tensors import LEGACY, has_dispatch, is_wrapper, wrapped_tensors
 
 _CPU = torch.device("cpu")
 _Factory = Callable[..., Any]
@@ -179,20 +179,6 @@ FACTORY = code_made_by(unwrap(_factory), "factory")
 """The code that is called in the place of each factory."""
 
 
-_DTYPES = {
-    "BFloat16Tensor": torch.bfloat16,
-    "BoolTensor": torch.bool,
-    "ByteTensor": torch.uint8,
-    "CharTensor": torch.int8,
-    "DoubleTensor": torch.float64,
-    "FloatTensor": torch.float32,
-    "HalfTensor": torch.float16,
-    "IntTensor": torch.int32,
-    "LongTensor": torch.int64,
-    "ShortTensor": torch.int16,
-}
-
-
 class LegacyType(type):
     """The type of these types."""
 
@@ -281,7 +267,7 @@ def legacy_types(trace: TraceContext, default: DefaultType) -> Replacements:
 
     modules = (torch, _CPU), (torch.cuda, gpu), (torch.cuda.sparse, gpu)
     types = [
-        (one, {name: _legacy_type(one, name, device) for name in _DTYPES if hasattr(one, name)})
+        (one, {name: _legacy_type(one, name, device) for name in LEGACY if hasattr(one, name)})
         for one, device in modules
     ]
     return [*types, (torch, {"set_default_tensor_type": set_default_tensor_type})]
@@ -293,7 +279,7 @@ def find_legacy_type(kind: Any) -> LegacyType | None:
         return kind
     path, _, name = kind.rpartition(".") if isinstance(kind, str) else ("", "", "")
     module = {"torch": torch, "torch.cuda": torch.cuda}.get(path)
-    found = getattr(module, name, None) if module is not None and name in _DTYPES else None
+    found = getattr(module, name, None)
     return found if isinstance(found, LegacyType) else None
 
 
@@ -304,7 +290,7 @@ def _legacy_type(module: Any, name: str, device: torch.device) -> LegacyType:
         kind = LegacySparseType
     made = kind(name, (), {"__module__": module.__name__, "__doc__": original.__doc__})
     made.original, made.on_host = original, getattr(torch, name)
-    made.device, made.dtype = device, _DTYPES[name]
+    made.device, made.dtype = device, original.dtype
     return made
 
 
