@@ -243,11 +243,11 @@ class FactCollector:
             self._note_layer(path, module, given[0])
             if (pattern := fold(path)[0]) not in self.module_lines:
                 self.module_lines[pattern] = self._line()
-            name = str(type(module).__module__)
-            file = getattr(sys.modules.get(name), "__file__", None) or ""
-            of_library = not name.startswith("torch.") and is_installed(file)
-            around = (path.partition(".")[0], *prefixes(path)) if of_library else ()
-            if of_library and self.callers.keys().isdisjoint(around):
+            if (
+                _is_of_library(str(type(module).__module__))
+                and path.partition(".")[0] not in self.callers  # as of most
+                and self.callers.keys().isdisjoint(prefixes(path))
+            ):
                 self.callers[path] = self._line()
                 if "." in path:  # of outermost modules whoever calls them takes note
                     self.called_with(fold(path)[0], *given)
@@ -527,6 +527,11 @@ def _operators(calls: Sequence[tuple[Origin, int]]) -> dict[str, Counts]:
         for name in sorted(called)
         if not name.partition(".")[0].endswith("_")
     }
+
+
+def _is_of_library(name: str) -> bool:
+    file = getattr(sys.modules.get(name), "__file__", None) or ""
+    return not name.startswith("torch.") and is_installed(file)
 
 
 def _shape_of(tensor: Tensor) -> tuple[str, tuple[int, ...]]:

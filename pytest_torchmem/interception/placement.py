@@ -78,7 +78,10 @@ def make_outputs(
     outputs = plan.outputs
     if plan.makes_one:
         memory = memories.get(0) if memories else None
-        return make_hollow(ledger, outputs, plan.slots[0], device, origin, _EXACT, memory)
+        one: Any = (ledger, outputs, plan.slots[0], device, origin, _EXACT, memory)
+        if plan.steps:
+            return _follow(ledger, plan, device, origin, lambda _: make_hollow(*one))
+        return make_hollow(*one)
     if type(outputs) is Same and outputs.grown is None and not plan.steps:
         return tensors[outputs.position]
     storages: dict[int, torch.UntypedStorage] = {}
@@ -118,11 +121,12 @@ def _follow(
     plan: Plan,
     device: DeviceLedger,
     origin: Origin,
-    make: Callable[[Output | Same], None],
-) -> None:
-    """Write down a plan's requests in their order, and ``make`` its outputs."""
+    make: Callable[[Output | Same], Any],
+) -> Any:
+    """Write down a plan's requests in their order, and ``make`` its outputs; return the last."""
     temporaries: dict[int, int] = {}
     step: Any
+    made: Any = None
     try:
         for step in plan.steps:
             kind = type(step)
@@ -135,10 +139,11 @@ def _follow(
             elif kind is Buffer:
                 ledger.keep(step, in_engine_thread(), device, origin)
             else:
-                make(step)
+                made = make(step)
     finally:  # the device may have no memory for one of them
         for index in temporaries.values():
             device.remove(index)
+    return made
 
 
 def make_hollow(
@@ -233,10 +238,11 @@ class WrappedNumbers:
         self, args: Sequence[Any], positions: tuple[int, ...], device: DeviceLedger, origin: Origin
     ) -> tuple[int, ...]:
         """Write down the numbers at ``positions`` as just made; return their indices."""
-        return tuple(
-            device.add(Allocation(type_of_number(args[position]).itemsize, Kind.OTHER, origin))
+        entries = [
+            (type_of_number(args[position]).itemsize, Kind.OTHER, origin, (), "", "", _EXACT)
             for position in positions
-        )
+        ]
+        return tuple([device.add(_tuple(Allocation, entry)) for entry in entries])
 
     def release(
         self,

@@ -204,7 +204,7 @@ class Plan:
     """Whether the fast path follows it: its outputs are all made where its tensors are, by an
     operator that is plain."""
     makes_one: bool = False
-    """Whether all that is made is one tensor on a new storage; asked for every operator."""
+    """Whether all outputs are one tensor on a new storage; asked for every operator."""
 
     def complete(self) -> None:
         """Take note that outputs, slots and steps are what they are to be."""
@@ -214,7 +214,8 @@ class Plan:
             type(self.outputs) is Output
             and len(self.slots) == 1
             and self.slots[0] >= 0
-            and not self.steps
+            and not (self.on_host or self.confidences)
+            and (not self.steps or self.outputs in self.steps)
         )
 
     def on_meta(self, tensors: list[Tensor]) -> Any:

@@ -92,12 +92,12 @@ def names_of_class(kind: type) -> Names:
     """Return the attributes of a class that are no methods."""
 
     def read() -> dict[str, Any]:
-        own = dict(vars(kind))
-        states = map(_NO_STATE.isdisjoint, zip(map(type, own.values())))  # most are methods
         return {
-            name: own[name]
-            for name in compress(own, states)
-            if not name.startswith(("__", "_abc_")) and not isinstance(own[name], _DESCRIPTORS)
+            name: one
+            for name, one in dict(vars(kind)).items()
+            if type(one) not in _NO_STATE  # as most are: methods
+            and not name.startswith(("__", "_abc_"))
+            and not isinstance(one, _DESCRIPTORS)
         }
 
     return Names(read, partial(setattr, kind), partial(delattr, kind))
@@ -534,15 +534,13 @@ class ProgramState:
         filled = compress(self._empty, map(itemgetter(0), self._empty))
         for place, scope, noted in chain(self._noted, filled):
             now = place if type(place) is dict else contents_of(place)
-            if not is_same(now, noted):
+            if not is_same(now, noted) and not is_same(now, mapped(resolved, noted)):
                 yield place, scope, noted, now
 
     def restore(self) -> None:
         """Give everything its contents back, as before the first run."""
         for place, scope, noted, now in self._changed():
             contents = settled(noted, now)
-            if is_same(now, contents):
-                continue
             if scope is Scope.GLOBAL and isinstance(place, dict):
                 # What a library registers as it is imported is registered once in a process.
                 new = {key: one for key, one in now.items() if key not in contents}

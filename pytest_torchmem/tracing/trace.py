@@ -344,7 +344,7 @@ def _profile(
     seen: dict[str, Any] = {
         "workload": fingerprint or program.fingerprint(),
         "values": interceptor.parts.values.known_are,
-        "facts": Later(partial(facts.facts, [(call[2], call[3]) for call in calls])),
+        "facts": Later(lambda: facts.facts((call[2], call[3]) for call in calls)),
         "broadcasts": tuple(facts.broadcasts.items()),
         "callers": tuple(facts.callers.items()),
         "module_lines": facts.module_lines,
