@@ -19,8 +19,8 @@ import re
 import sys
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
 
 from pytest_torchmem.errors import UsageError, meant
 
@@ -47,8 +47,7 @@ _WITHOUT_EFFECT = frozenset(
 """Keys about host memory, locks, graphs and when an error is raised; none moves a byte here."""
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class AllocatorOptions:
+class AllocatorOptions(NamedTuple):
     """The caching allocator's options; sizes in bytes. The defaults are torch's."""
 
     expandable_segments: bool = False
@@ -80,8 +79,7 @@ def parse_options(text: str, before: AllocatorOptions = DEFAULTS) -> AllocatorOp
             f"allocator={text!r}: write the options as for PYTORCH_ALLOC_CONF, such as "
             "'expandable_segments:True' or 'max_split_size_mb:512'"
         )
-    options = replace(
-        before,
+    options = before._replace(
         max_split_size=DEFAULTS.max_split_size,
         roundup_power2_divisions=DEFAULTS.roundup_power2_divisions,
         garbage_collection_threshold=DEFAULTS.garbage_collection_threshold,
@@ -133,7 +131,7 @@ def _expandable_segments(options: AllocatorOptions, value: list[str]) -> Allocat
         raise ValueError(
             f"Expected 'True' or 'False' for expandable_segments but got '{''.join(value)}'"
         )
-    return replace(options, expandable_segments=value == ["True"])
+    return options._replace(expandable_segments=value == ["True"])
 
 
 def _size(key: str) -> _Parser:
@@ -145,7 +143,7 @@ def _size(key: str) -> _Parser:
         if mib < least:
             raise ValueError(f"CachingAllocator option {key}_mb too small, must be >= {least}")
         changed: dict[str, Any] = {key: mib * MIB}
-        return replace(options, **changed)
+        return options._replace(**changed)
 
     return parse
 
@@ -154,21 +152,21 @@ def _large_segment_size(options: AllocatorOptions, value: list[str]) -> Allocato
     mib = _whole(value)
     if mib <= 10:
         raise ValueError("CachingAllocator option large_segment_size_mb must be > 10 MB")
-    return replace(options, large_segment_size=mib * MIB)
+    return options._replace(large_segment_size=mib * MIB)
 
 
 def _garbage_collection_threshold(options: AllocatorOptions, value: list[str]) -> AllocatorOptions:
     threshold = float(value[0])
     if not 0 < threshold < 1:
         raise ValueError("garbage_collect_threshold is invalid, set it in (0.0, 1.0)")
-    return replace(options, garbage_collection_threshold=threshold)
+    return options._replace(garbage_collection_threshold=threshold)
 
 
 def _memory_fraction(options: AllocatorOptions, value: list[str]) -> AllocatorOptions:
     fraction = float(value[0])
     if not 0 <= fraction <= 1:
         raise ValueError("per_process_memory_fraction is invalid, set it in [0.0, 1.0]")
-    return replace(options, memory_fraction=fraction)
+    return options._replace(memory_fraction=fraction)
 
 
 def _backend(options: AllocatorOptions, value: list[str]) -> AllocatorOptions:
@@ -187,7 +185,7 @@ def _roundup_power2_divisions(options: AllocatorOptions, value: list[str]) -> Al
     if value and ":" not in value:
         divisions = _whole(value)
         _power_of_two(divisions, "For roundups, the divisions has to be power of 2 ")
-        return replace(options, roundup_power2_divisions=(divisions,) * _INTERVALS)
+        return options._replace(roundup_power2_divisions=(divisions,) * _INTERVALS)
     if not value:
         return options
     table = list(options.roundup_power2_divisions)
@@ -211,7 +209,7 @@ def _roundup_power2_divisions(options: AllocatorOptions, value: list[str]) -> Al
             first = False
         table[index] = divisions
         last = index
-    return replace(options, roundup_power2_divisions=tuple(table))
+    return options._replace(roundup_power2_divisions=tuple(table))
 
 
 def _whole(value: list[str]) -> int:
@@ -433,13 +431,12 @@ class Addresses:
         return address
 
 
-@dataclass(order=True, slots=True)
-class _Chunk:
+class _Chunk(NamedTuple):
     """Addresses that the driver takes at once, and the parts of them that are free, in order."""
 
     begin: int
     end: int
-    free: list[tuple[int, int]] = field(compare=False)
+    free: list[tuple[int, int]]
 
 
 class DriverAddresses(Addresses):
@@ -481,7 +478,7 @@ class DriverAddresses(Addresses):
             if merged and merged[-1][1] == begin:
                 begin = merged.pop()[0]
             merged.append((begin, end))
-        chunk.free = merged
+        chunk.free[:] = merged
         if chunk.end < _TOP and merged == [(chunk.begin, chunk.end)]:
             del self._chunks[position]
 

@@ -6,7 +6,7 @@ constants say what a graph is given: it is run in a trace on tensors like these.
 
 import copy
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -104,7 +104,7 @@ def graph_profile(
         one._replace(nbytes=0) if one.kind is Kind.WORKSPACE else one
         for one in timeline.allocations
     )
-    live = replace(timeline, allocations=tensors).live()
+    live = timeline._replace(allocations=tensors).live()
     live = live[program.before :]
     nodes = list(program.nodes(forward, "forward", live))
     if backward is not None:

@@ -409,7 +409,7 @@ def calling(method: Callable[..., Any], original: Any) -> Callable[..., Any]:
     return function
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class Layer(Generic[_Owner]):
     """Replacements that are put in place together."""
 

@@ -10,7 +10,6 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
@@ -212,7 +211,7 @@ class DeviceLedger:
         made = list(timeline.allocations)
         for index, nbytes in self.foreign.items():
             made[index - 1] = made[index - 1]._replace(nbytes=nbytes)
-        return replace(timeline, allocations=tuple(made))
+        return timeline._replace(allocations=tuple(made))
 
 
 def _operator_calls(calls: list[Any], shift: int) -> tuple[OperatorCall, ...]:

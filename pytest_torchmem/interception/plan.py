@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from math import prod
 from operator import attrgetter, itemgetter, methodcaller
@@ -269,7 +269,7 @@ class Plan:
             ):
                 self.confidences[slot] = workspace.confidence
         self.steps = (*steps, *workspace.kept, *(-one.number for one in reversed(alive)))
-        noted = replace(workspace, requests=(), kept=())
+        noted = workspace._replace(requests=(), kept=())
         self.workspace = None if noted.is_nothing else noted
 
     def resize(self, position: int, nbytes: int | None) -> None:

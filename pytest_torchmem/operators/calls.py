@@ -45,7 +45,7 @@ class Trace(Protocol):
         """Book a library's workspace that stays, made by ``overload`` at its first use."""
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
+@dataclass(slots=True, eq=False, repr=False)
 class GivenCall:
     """An operator and its arguments as they were given, for what hands all of them on."""
 
@@ -54,7 +54,7 @@ class GivenCall:
     overload: keys.OpOverload
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
+@dataclass(slots=True, eq=False, repr=False)
 class CompositeCall(GivenCall):
     """The call of a composite operator, which its path on a device stands in for."""
 

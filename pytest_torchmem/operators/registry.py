@@ -25,7 +25,6 @@ profiler's own records.
 import json
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields
 from enum import Enum
 from functools import cache, partial
 from importlib import import_module
@@ -215,50 +214,55 @@ class UnknownOutputs(Enum):
     EVEN_COUNTS = "that every bin has as many as the others"
 
 
-@dataclass(slots=True, eq=False, repr=False)
+_NONE: dict[str, Any] = {}
+"""Of every record that has none by device: nobody writes to it."""
+
+
 class OperatorRecord:
     """All that is known of one operator; what is ``None`` or empty follows from its schema."""
 
-    name: str
+    def __init__(self, name: str) -> None:
+        self.name = name  # alone: a process has many hundreds, and asks for few
+
     source: str = ""
     """The file and function of torch that the record follows."""
     kind: OperatorKind | None = None
     """How the interceptor treats it; ``LEAF`` for a composite operator whose body is not run."""
-    meta: Functions = field(default_factory=dict)
+    meta: Functions = _NONE
     """Outputs on ``meta`` from arguments on ``meta``, where torch has none or has them wrong."""
-    check: Functions = field(default_factory=dict)
+    check: Functions = _NONE
     """Raises what kernels do of arguments that ``meta`` takes; once for a geometry and numbers."""
-    check_values: Functions = field(default_factory=dict)
+    check_values: Functions = _NONE
     """Raises what the kernel raises for positions of tensors that are known; asked at each call
     whose values are not all known, and so not computed; for every overload."""
-    workspace: Functions = field(default_factory=dict)
+    workspace: Functions = _NONE
     """The bytes that the kernel takes beyond its outputs."""
-    decomposition: Functions = field(default_factory=dict)
+    decomposition: Functions = _NONE
     """The kernel as a sequence of operators, for kernels that call others."""
-    path: Functions = field(default_factory=dict)
+    path: Functions = _NONE
     """The operators that a composite operator is made of on a device, where they are others."""
-    nested: Functions = field(default_factory=dict)
+    nested: Functions = _NONE
     """The kernel for nested tensors, where it reaches into memory."""
-    sparse: Functions = field(default_factory=dict)
+    sparse: Functions = _NONE
     """The kernel for sparse COO tensors, ``None`` for what is not modelled; for every overload."""
-    compressed: Functions = field(default_factory=dict)
+    compressed: Functions = _NONE
     """The kernel for compressed sparse tensors, where it reads their values."""
-    storages: Functions = field(default_factory=dict)
+    storages: Functions = _NONE
     """Outputs on storages that are larger than they are."""
-    at_most: Functions = field(default_factory=dict)
+    at_most: Functions = _NONE
     """The largest outputs on ``meta`` that any values make, None where nothing says how large they
     are; for every overload. They stand for those that nobody knows, and the profile says so."""
-    values: Functions = field(default_factory=dict)
+    values: Functions = _NONE
     """What computes its outputs on the CPU, where that has no kernel of it, or has one with other
     outputs than that of a device; they are taken by position, and ``None``, which counts as zero,
     where nobody reads them."""
-    unread: Functions = field(default_factory=dict)
+    unread: Functions = _NONE
     """The tensors whose values a call does not read, and need not be known; for every overload."""
-    flops: Functions = field(default_factory=dict)
+    flops: Functions = _NONE
     """Floating-point operations of a call, where ``torch.utils.flop_counter`` has no formula."""
-    entry_flops: Functions = field(default_factory=dict)
+    entry_flops: Functions = _NONE
     """The same of one call with sparse tensors, which goes by how many entries they have."""
-    order: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    order: dict[str, tuple[int, ...]] = _NONE
     """Positions of the outputs in the order in which the kernel makes them, if that is another one:
     it decides which blocks the caching allocator gives them."""
     takes_nothing: frozenset[str] = frozenset()
@@ -267,7 +271,7 @@ class OperatorRecord:
     """Devices that have one kernel for an operator that is composite elsewhere."""
     not_on: frozenset[str] = frozenset()
     """Devices that torch has no kernel for."""
-    host_outputs: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    host_outputs: Mapping[str, tuple[int, ...]] = _NONE
     """Positions of outputs that the kernel for a device makes on the host."""
     across_devices: bool = False
     """Whether its tensors may be on several devices."""
@@ -319,7 +323,7 @@ class OperatorRecord:
     """Whether its kernel for compressed tensors reads no values itself; for every overload."""
     asks_cusparse: bool = False
     """Whether cuSPARSE decides what it takes of compressed tensors on CUDA."""
-    holds: Mapping[str, Kind] = field(default_factory=dict)
+    holds: Mapping[str, Kind] = _NONE
     """What the storages of an argument turn out to be by its being called with them."""
     asks_grad_mode: bool = False
     """Whether its kernel does something else where gradients are not enabled."""
@@ -336,7 +340,8 @@ DESCRIBED: dict[str, dict[str, None]] = {}
 """The operators that each module speaks of, for the index of families."""
 
 
-ASPECTS = frozenset(one.name for one in fields(OperatorRecord) if one.type == Functions)
+_KINDS = OperatorRecord.__annotations__
+ASPECTS = frozenset(aspect for aspect, kind in _KINDS.items() if kind == Functions)
 """The fields of a record that are functions by device."""
 SHARED = ASPECTS - {"decomposition", "path", "nested", "compressed", "values", "storages"}
 """Those that are also an overload's that has none of its own."""
@@ -358,12 +363,14 @@ class Operators(NamedTuple):
     def _register(self, aspect: str, *devices: str) -> Callable[[_F], _F]:
         def register(function: _F) -> _F:
             for name in self.names:
-                functions = getattr(record_of(name), aspect)
+                record = record_of(name)
+                functions = getattr(record, aspect)
                 for device in devices or (EVERY,):
                     if is_another(functions.get(device), function):
                         where = device or "every device"
                         raise ValueError(f"{name} has another {aspect} on {where} already")
-                    functions[device] = function
+                    functions = {**functions, device: function}
+                setattr(record, aspect, functions)
             return function
 
         return register
@@ -388,7 +395,7 @@ def operator(*names: str, **aspects: Any) -> Operators:
                 twice = [key for key in value if key in before and before[key] != value[key]]
                 if twice:
                     raise ValueError(f"{name} has another {aspect} on {twice[0]} already")
-                before.update(value)
+                setattr(record, aspect, {**before, **value})
             elif isinstance(value, frozenset) and isinstance(before, frozenset):
                 setattr(record, aspect, before | value)
             elif before in (None, "", False, ()) or before == value:

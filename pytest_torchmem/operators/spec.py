@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import replace
 from functools import cache, cached_property
 from typing import Any
 
@@ -107,7 +106,8 @@ class OperatorSpec:
             if taught is not None:
                 apart = {*LEADS, "order", "host_outputs", "takes_nothing"}
                 same = {name: one for name, one in taught.aspects.items() if name not in apart}
-                record = replace(record, **same)
+                record = copy(record)
+                vars(record).update(same)
         family = name.partition(".")[0]
         self.overload, self.name, self.record = overload, name, record
         self.shared = find_record(family) or OperatorRecord(family)

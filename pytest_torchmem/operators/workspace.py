@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
@@ -43,8 +42,7 @@ if TYPE_CHECKING:
     from pytest_torchmem.targets.gpus import LibraryAnswer, WorkspaceKey
 
 
-@dataclass(frozen=True, slots=True)
-class Buffer:
+class Buffer(NamedTuple):
     """A workspace that stays: a library's own, taken at its first use and kept from then on.
 
     It is taken once for each thread that uses the library's handle, and so once by the program and
@@ -79,8 +77,7 @@ class First(NamedTuple):
 Request = int | Made | First | Buffer
 
 
-@dataclass(frozen=True, slots=True)
-class Workspace:
+class Workspace(NamedTuple):
     """What a kernel takes: ``requests`` in bytes, in their order, and buffers that stay.
 
     A negative one gives back the last of its size; what is not given back is alive to the end.
@@ -158,7 +155,7 @@ def as_workspace(found: int | tuple[Request, ...] | Workspace, operator: str) ->
     names = (operator,) if result.confidence is Confidence.UNKNOWN else ()
     estimated = names if result.is_estimate else ()
     told = (operator,) if result.confidence is Confidence.LIBRARY else ()
-    return replace(result, requests=requests, unknown=names, estimated=estimated, told=told)
+    return result._replace(requests=requests, unknown=names, estimated=estimated, told=told)
 
 
 def joined(parts: Iterable[Workspace]) -> Workspace:

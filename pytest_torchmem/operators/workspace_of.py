@@ -41,7 +41,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -88,7 +87,7 @@ def workspace_of(
         if figure is not None:
             requests = (figure.workspace,) if figure.workspace > 0 else ()
             found = Workspace(requests, Confidence.CALIBRATED, found.kept, calibrated=(spec.name,))
-        found = replace(found, questions=(key,), answers=tuple(dict.fromkeys(cudnn.answers)))
+        found = found._replace(questions=(key,), answers=tuple(dict.fromkeys(cudnn.answers)))
     return None if found.is_nothing else found
 
 
@@ -124,8 +123,8 @@ def library_state(target: Target, buffer: Buffer, spec: OperatorSpec) -> Workspa
     if figure is None or figure.reserve is None:
         found = Workspace((), buffer.confidence, (buffer,), is_estimate=True)
         found = as_workspace(found, spec.name)
-        return replace(found, questions=(key,))
-    measured = replace(buffer, nbytes=figure.reserve, confidence=Confidence.CALIBRATED)
+        return found._replace(questions=(key,))
+    measured = buffer._replace(nbytes=figure.reserve, confidence=Confidence.CALIBRATED)
     return Workspace(
         (), Confidence.CALIBRATED, (measured,), calibrated=(spec.name,), questions=(key,)
     )

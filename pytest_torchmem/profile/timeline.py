@@ -13,7 +13,6 @@ from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from enum import Enum
 from itertools import accumulate, chain
 from operator import itemgetter
@@ -98,8 +97,7 @@ class Allocation(NamedTuple):
         return f"{self.dtype}{list(self.shape)}" if self.dtype else ""
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class Timeline:
+class Timeline(NamedTuple):
     """Every allocation of one device in order.
 
     ``events`` holds ``index + 1`` where ``allocations[index]`` was made and ``-(index + 1)`` where
@@ -257,8 +255,7 @@ _BY_KIND = {
 }
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Lifetimes:
+class Lifetimes(NamedTuple):
     """When the allocations of a timeline were made and freed, as places in its ``spans()``."""
 
     phases: tuple[Phase, ...]

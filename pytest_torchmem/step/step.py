@@ -30,7 +30,7 @@ from pytest_torchmem.torch_private.module_calls import step_tables
 from pytest_torchmem.torch_private.patches import Instead, engine, replaced, replaced_all
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Step:
     """What is done with a module: its forward, ``backward()`` and the optimizer's step, ``steps``
     times over. A callable does its whole step itself, and is called ``steps`` times.

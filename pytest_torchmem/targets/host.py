@@ -2,8 +2,8 @@
 
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -36,8 +36,7 @@ _GUESSED_CACHES = (32 * 1024, 512 * 1024)
 """What oneDNN takes where it cannot tell; src/cpu/platform.cpp, ``get_per_core_cache_size``."""
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class Host:
+class Host(NamedTuple):
     """A CPU host. ``capability`` is the vector instruction set that ATen dispatches on, and
     ``instructions`` the one that oneDNN does.
     """

@@ -98,8 +98,8 @@ def gradient_held_by_engine_alone() -> References:
     interceptor = Interceptor(Target(REFERENCE), ledger, Attribution(), None)
 
     def program() -> None:
-        twice_used = torch.empty(2, requires_grad=True) * 1.0
-        ((twice_used * 2.0) + (twice_used * 3.0)).sum().backward()
+        twice_used = torch.empty(2, requires_grad=True) * 2.0
+        ((twice_used * 2.0) + (twice_used * 2.0)).sum().backward()
 
     try:
         with interceptor.running():

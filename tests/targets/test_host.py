@@ -79,10 +79,10 @@ def test_both_sources_name_the_same_instructions(monkeypatch: pytest.MonkeyPatch
 
 def test_the_reference_host_was_checked() -> None:
     assert all(REFERENCE.is_checked(dtype) for dtype in CHECKED)
-    plain = replace(REFERENCE, instructions="avx512_core")
+    plain = REFERENCE._replace(instructions="avx512_core")
     assert [plain.is_checked(dtype) for dtype in CHECKED] == [True, False]
     for change in ({"instructions": "avx2"}, {"onednn": (3, 14)}, {"onednn": ()}):
-        assert not any(replace(REFERENCE, **change).is_checked(dtype) for dtype in CHECKED)
+        assert not any(REFERENCE._replace(**change).is_checked(dtype) for dtype in CHECKED)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_the_reference_host_was_checked() -> None:
     ],
 )
 def test_estimates_say_so(monkeypatch, instructions, dtype, sure):
-    machine = replace(REFERENCE, name="here", instructions=instructions)
+    machine = REFERENCE._replace(name="here", instructions=instructions)
     monkeypatch.setitem(tracing._HOSTS, "here", lambda: machine)
     monkeypatch.setattr(computed, "LARGEST", 0)  # of a call that is not run here
     model = nn.Sequential(nn.Conv2d(8, 8, 3), nn.ReLU()).to(dtype)
@@ -117,7 +117,7 @@ def test_estimates_say_so(monkeypatch, instructions, dtype, sure):
 
 def test_estimates_on_a_cpu_with_amx(monkeypatch: pytest.MonkeyPatch) -> None:
     """Products and attention are oneDNN's in bfloat16 alone."""
-    machine = replace(REFERENCE, instructions="avx512_core_amx")
+    machine = REFERENCE._replace(instructions="avx512_core_amx")
     monkeypatch.setitem(tracing._HOSTS, "here", lambda: machine)
     attention = "aten::_scaled_dot_product_flash_attention_for_cpu"
 
@@ -158,5 +158,5 @@ def test_caches_decide_which_kernel_and_blocks(filters, kernel, dilation, caches
         bias=False,
         channels_last=False,
     )
-    smaller = replace(problem, host=replace(REFERENCE, **caches))
+    smaller = replace(problem, host=REFERENCE._replace(**caches))
     assert onednn.forward_primitive(smaller) != onednn.forward_primitive(problem)
