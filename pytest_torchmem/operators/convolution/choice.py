@@ -7,8 +7,8 @@ format that it brought its operands into, outputs and gradients alike.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -150,8 +150,7 @@ def settings_of_images(settings: ConvolutionSettings, dims: int) -> ConvolutionS
     )
 
 
-@dataclass(frozen=True)
-class Convolution:
+class Convolution(NamedTuple):
     """The arguments of a convolution on a CPU, lines as images of height 1."""
 
     machine: Host

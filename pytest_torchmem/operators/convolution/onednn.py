@@ -11,7 +11,6 @@ of.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 
 from torch import Tensor
@@ -89,7 +88,7 @@ def transposed_forward_primitive(problem: Problem) -> Primitive:
     found = next(filter(None, (kernel(problem) for kernel in _DECONVOLUTION)), None)
     if found is not None or not problem.bias:
         return _nested(found or backward_data_primitive(problem))
-    primitive = backward_data_primitive(replace(problem, float_gradient=True))
+    primitive = backward_data_primitive(problem._replace(float_gradient=True))
     result = primitive.input or problem.input_bytes(problem.channels)
     return _nested(primitive, result // problem.element_size * FLOAT)
 
@@ -110,14 +109,14 @@ def backward(call: Convolution, grad_output: Tensor, output_mask: Sequence[bool]
     requests = [sum(contiguous_copy(operand, layout) for operand in operands)]
     if output_mask[0]:
         if call.settings.transposed:
-            primitive = _nested(forward_primitive(replace(problem, bias=False)))
+            primitive = _nested(forward_primitive(problem._replace(bias=False)))
             requests += _requests(problem, primitive)
         else:
             requests += _requests(problem, backward_data_primitive(problem), turned=True)
     if output_mask[1] or output_mask[2]:
         # mkldnn_convolution_backward_weights
         if call.settings.transposed:
-            primitive = _nested(backward_weights_primitive(replace(problem, bias=False)))
+            primitive = _nested(backward_weights_primitive(problem._replace(bias=False)))
             filters = problem.channels
         else:
             primitive, filters = backward_weights_primitive(problem), problem.filters

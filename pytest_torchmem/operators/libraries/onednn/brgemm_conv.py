@@ -5,7 +5,6 @@ forwards), jit_brgemm_conv_bwd_utils.cpp (strided gradients of the input), jit_b
 """
 
 import math
-from dataclasses import replace
 
 from pytest_torchmem.operators.libraries.onednn.problem import PAGE, VECTOR, Primitive, Problem
 from pytest_torchmem.operators.workspace import FLOAT, Entry, booked, ceil_div, round_up
@@ -119,8 +118,7 @@ def as_forward(problem: Problem, avx2: bool = False) -> Primitive | None:
     if problem.strided:
         return None
     pairs = zip(problem.extent, problem.padding, strict=True)
-    turned = replace(
-        problem,
+    turned = problem._replace(
         channels=problem.filters,
         filters=problem.channels,
         input=problem.output,

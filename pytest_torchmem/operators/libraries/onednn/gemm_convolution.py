@@ -4,7 +4,7 @@ x64/gemm_bf16_convolution.cpp.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from pytest_torchmem.operators.libraries.onednn.problem import Primitive, Problem, efficiency
 from pytest_torchmem.operators.workspace import FLOAT, booked, ceil_div, round_up
@@ -113,8 +113,7 @@ def _image_block(problem: Problem) -> tuple[int, int, float]:
 # -- channels first ------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Block:
+class _Block(NamedTuple):
     filters: int
     pixels: int
     channels: int

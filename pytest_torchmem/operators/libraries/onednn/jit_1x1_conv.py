@@ -6,7 +6,7 @@ In bfloat16 results are summed in float before they are written, block by block 
 """
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from pytest_torchmem.operators.libraries.onednn.problem import (
     BARRIER,
@@ -149,8 +149,7 @@ def _pixel_block(problem: Problem, smallest: int, largest: int, larger: bool, st
     return 1 if block > _LONGEST_BLOCK else block
 
 
-@dataclass(frozen=True)
-class _Product:
+class _Product(NamedTuple):
     """The products of a forward or of a gradient of the input: channels that the result has
     (``load_dim``) and that are summed (``reduce_dim``), for each of its rows.
     """

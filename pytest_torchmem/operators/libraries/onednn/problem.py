@@ -11,7 +11,6 @@ jit_avx2_conv_kernel_f32.cpp.
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -45,8 +44,7 @@ class Primitive(NamedTuple):
     channels_last: bool = False
 
 
-@dataclass(frozen=True, repr=False)
-class Problem:
+class Problem(NamedTuple):
     """One convolution. A transposed one is represented by the convolution whose gradient it is:
     ``input`` and ``channels`` are then those of its output.
     """
@@ -243,8 +241,7 @@ def reduction(threads: int, job_size: int, jobs: int, images: int, room: int) ->
     return (groups * (members - 1) * each * job_size * FLOAT, PAGE), (groups * PAGE, BARRIER[1])
 
 
-@dataclass(frozen=True)
-class Blocks:
+class Blocks(NamedTuple):
     """Channels and filters of one group as a kernel pads them, and the block they come in."""
 
     problem: Problem
