@@ -392,6 +392,7 @@ class DeviceCheck:
         if watch is None:
             return None
         from pytest_torchmem.diagnosis.causes import Watched
+        from pytest_torchmem.interception.attribution import Attribution
         from pytest_torchmem.tracing.holders import together
         from pytest_torchmem.tracing.sources import lines_with
 
@@ -406,7 +407,8 @@ class DeviceCheck:
             for place, (_, leads) in watch.callers.items()
         }
         written = {rule: lines_with(_SOUGHT[rule]) for rule in rules & _SOUGHT.keys()}
-        written |= {name: [*lines] for name, lines in watch.optimizers.items()}
+        written |= {name: [*lines] for name, lines in watch.made.items()}
+        written["inputs"] = [Attribution().user_line()]  # of what calls the check
         return Watched(
             reasons, holders, savers, callers, watch.makers, watch.regions, written, kept
         )

@@ -82,14 +82,13 @@ class Cause:
     """The rows that it explains."""
     larger: float = 1
     """By what factor they have more numbers for it, whatever their type."""
-    keeper: str = ""
-    """In words what refers to much of them, "" where the rule says so or nothing does."""
+    aside: str = ""
+    """In words what is known beside: what refers to much of them, another class of the module."""
 
     @property
     def text(self) -> str:
         """The cause as a part of a sentence."""
-        kept = f", {self.keeper}" if self.keeper else ""
-        return RULES[self.rule].sentence.format(**self.values) + kept
+        return RULES[self.rule].sentence.format(**self.values) + self.aside
 
     @property
     def is_specific(self) -> bool:
@@ -115,8 +114,8 @@ class Watched:
     """The program's lines that enter a region of autocast, and whether what is to blame is in one
     that is off."""
     written: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """By a rule, the program's lines in whose source what it is about is set or called; by an
-    optimizer's class, those that make one."""
+    """By a rule, the program's lines in whose source what it is about is set or called; by the
+    class of an optimizer or a library's model, those that make one."""
     ran: bool = False
     """Whether there was a second trace, in which holders were looked for."""
 
@@ -527,7 +526,21 @@ def find_causes(evidence: Evidence) -> tuple[Cause, ...]:
         if one.is_specific and more >= least * growth:
             kept.append(one)
             explained.update(one.rows)
-    return tuple(_with_keeper(evidence, one) for one in kept)
+    return tuple(_with_class(evidence, _with_keeper(evidence, one)) for one in kept)
+
+
+def _with_class(evidence: Evidence, found: Cause) -> Cause:
+    """Return a cause with the class of the module whose forward calls other operators, if it was of
+    another class of the program's.
+    """
+    row = found.row
+    module = row.what.module if row is not None else ""
+    sides = (of(Topic.LAYERS).get(module, ()) for of in (evidence.then, evidence.present))
+    kinds = [one.kind for side in sides for one in side[:1] if not one.is_of_torch]
+    if row is None or found.is_specific or len({*kinds}) < 2:
+        return found
+    words = f": {evidence.module(module, row.numbers)} is {kinds[1]}, and was {kinds[0]}"
+    return replace(found, aside=found.aside + words)
 
 
 def _with_keeper(evidence: Evidence, found: Cause) -> Cause:
@@ -539,7 +552,7 @@ def _with_keeper(evidence: Evidence, found: Cause) -> Cause:
         return found
     kept = total(row for row in held if holder_of(evidence, [row]) == holder) / found.nbytes
     part = "" if kept > _ALMOST_ALL else "most of it " if 2 * kept > 1 else "a part of it "
-    return replace(found, keeper=f"{part}kept by {holder}")
+    return replace(found, aside=f", {part}kept by {holder}")
 
 
 _ALMOST_ALL = 0.9

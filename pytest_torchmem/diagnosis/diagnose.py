@@ -70,9 +70,10 @@ class Diagnosis:
         """Modules and lines that may be to blame: those of the causes and of the largest rows."""
         rows = (*(cause.row for cause in self.causes), *self.difference.came[:_MOST_SHOWN])
         origins = (self.written, *(cause.origin for cause in self.causes))
-        places = {row.place for row in rows if row}
+        named = [cause.row for cause in self.causes if cause.rule in _OF_CONSTRUCTORS]
         return {
-            *(place for place in places if place[1]),
+            *(row.place for row in rows if row is not None and row.what.line),
+            *(row.place for row in named if row is not None and "." in row.what.module),
             *((fold(one.module)[0], one.line) for one in origins if one and one.line),
         }
 

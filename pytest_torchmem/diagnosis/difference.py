@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from operator import eq
 from typing import Any
 
-from pytest_torchmem.profile.facts import Topic
+from pytest_torchmem.profile.facts import Layer, Topic
 from pytest_torchmem.profile.module_paths import (
     EveryNumber,
     only_in,
@@ -92,8 +92,9 @@ def with_names_of(before: Entry, now: Entry) -> tuple[Entry, Entry, Mapping[str,
     """
     layers, found = now.facts.get(Topic.LAYERS, {}), dict[str, str]()
     while names := _renames(before.facts.get(Topic.LAYERS, {}), layers):
-        before = _with_names(before, names, layers)
+        before = _moved(before, _by_names(names, layers))
         found |= {name: was for was, name in names.items()}
+    before = _moved(before, _by_numbers(before.facts.get(Topic.LAYERS, {}), layers))
     parts: dict[tuple[str, bool], list[str]] = {}
     for name, was in found.items():
         if ("." in name) != ("." in was):
@@ -130,45 +131,85 @@ def _of_parts(entry: Entry, whole: str, parts: Iterable[str], roots: Collection[
 
 _NUMBERED = (Topic.MODES, Topic.LAYERS, Topic.GIVEN, Topic.SIZES)
 """Whose facts say which modules of a pattern they are of."""
+_Moves = Callable[[str, str], tuple[str, str]]
+"""The present pattern and numbers of a module, by its former ones."""
 
 
-def _with_names(before: Entry, names: Mapping[str, str], layers: _Tree) -> Entry:
-    def moved(topic: str, name: str, fact: Any) -> Any:
-        if topic == Topic.TIED:
-            return _renamed(fact, names)
-        if topic == Topic.FROZEN:
-            return _renumbered(name, fact, names, layers)
-        if topic not in _NUMBERED:
-            return fact
-        numbers = (_renumbered(name, one.numbers, names, layers) for one in fact)
-        return tuple(one._replace(numbers=own) for one, own in zip(fact, numbers, strict=True))
-
-    facts = {
-        topic: {_renamed(name, names): moved(topic, name, fact) for name, fact in known.items()}
-        for topic, known in before.facts.items()
-    }
-    groups = (
-        replace(
-            one,
-            what=one.what._replace(module=_renamed(one.what.module, names)),
-            numbers=_renumbered(one.what.module, one.numbers, names, layers),
-        )
-        for one in (before.alive.groups if before.alive is not None else ())
-    )
-    alive = before.alive and replace(before.alive, groups=tuple(groups))
-    return replace(before, facts=facts, alive=alive)
+def _moved(entry: Entry, moves: _Moves) -> Entry:
+    facts: dict[str, dict[str, Any]] = {topic: {} for topic in entry.facts}
+    all_facts = ((t, n, one) for t, known in entry.facts.items() for n, one in known.items())
+    for topic, name, fact in all_facts:
+        own = facts[topic]
+        if topic in _NUMBERED:
+            for one in fact:
+                there, numbers = moves(name, one.numbers)
+                own[there] = (*own.get(there, ()), one._replace(numbers=numbers))
+        elif topic == Topic.FROZEN:
+            there, own[there] = moves(name, fact)
+        else:
+            own[moves(name, "")[0]] = moves(fact, "")[0] if topic == Topic.TIED else fact
+    groups = []
+    for one in entry.alive.groups if entry.alive is not None else ():
+        module, numbers = moves(one.what.module, one.numbers)
+        groups.append(replace(one, what=one.what._replace(module=module), numbers=numbers))
+    alive = entry.alive and replace(entry.alive, groups=tuple(groups))
+    return replace(entry, facts=facts, alive=alive)
 
 
-def _renumbered(path: str, numbers: str, names: Mapping[str, str], layers: _Tree) -> str:
-    """Return the numbers of a path with its present name, which may have fewer or more stars."""
-    name = _renamed(path, names)
-    less = path.count("*") - name.count("*")
-    if less == 0:
-        return numbers
-    if less > 0:
-        return "/".join(numbers.split("/")[less:])
-    around = next((path for path in prefixes(name) if path.count("*") == -less), "")
-    return "/".join(filter(None, (*(one.numbers for one in layers.get(around, ())[:1]), numbers)))
+def _by_names(names: Mapping[str, str], layers: _Tree) -> _Moves:
+    """Return what moves modules to other names, with fewer or more stars."""
+
+    def moves(path: str, numbers: str) -> tuple[str, str]:
+        name = _renamed(path, names)
+        less = path.count("*") - name.count("*")
+        if less > 0:
+            return name, "/".join(numbers.split("/")[less:])
+        around = next((one for one in prefixes(name) if one.count("*") == -less), "")
+        there = [one.numbers for one in layers.get(around, ())[:1]] if less else []
+        return name, "/".join(filter(None, (*there, numbers)))
+
+    return moves
+
+
+def _by_numbers(before: _Tree, layers: _Tree) -> _Moves:
+    """Return what moves layers that a ``Sequential`` numbered to the names that a class gives them,
+    or back, where all that have widths are there.
+    """
+    found: dict[tuple[str, str], tuple[str, str]] = {}
+    for parent in {*_paths(before)} & {*_paths(layers)}:
+        old, new = _children(parent, before, layers), _children(parent, layers, before)
+        pairs: dict[tuple[str, str], tuple[str, str]] = {}
+        for own, layer in old.items():
+            alike = (one for one in new if new[one][:-1] == layer[:-1] and bool(one[1] or own[1]))
+            twin = next((one for one in alike if one not in pairs.values()), None)
+            pairs |= {own: twin} if twin is not None and bool(twin[1]) != bool(own[1]) else {}
+        if all(own in pairs for own, layer in old.items() if layer.widths):
+            found |= pairs
+
+    def moves(path: str, numbers: str) -> tuple[str, str]:
+        start, of, inner = path.rpartition(" of ")
+        for (pattern, number), (name, new) in found.items():
+            stars = numbers.split("/")
+            last = pattern.count("*") - bool(number)
+            if _is_in(inner, pattern) and (not number or stars[last : last + 1] == [number]):
+                stars[last : last + bool(number)] = [new]
+                there = f"{start}{of}{name}{inner.removeprefix(pattern)}"
+                return there, "/".join(filter(None, stars))
+        return path, numbers
+
+    return moves
+
+
+def _children(
+    parent: str, layers: Mapping[str, tuple[Layer, ...]], others: _Tree
+) -> dict[tuple[str, str], Layer]:
+    """Return a module's layers that are not among others, by pattern and, in a list, number."""
+    found = {}
+    for name in layers.keys() - others.keys():
+        around, _, own = name.rpartition(".")
+        for one in layers[name] if around == parent else ():
+            found[name, one.numbers.rpartition("/")[2] if own == "*" else ""] = one
+    return found
 
 
 def _with(alive: Alive, changed: Callable[[What], What]) -> Alive:
@@ -189,6 +230,8 @@ def _renames(before: _Tree, now: _Tree) -> dict[str, str]:
         alike = {one: _likeness(path, own, one, trees[one]) for one in came if own}
         same = [one for one in alike if 2 * alike[one] >= 1 and alike[one] == max(alike.values())]
         outermost = [one for one in same if not any(one.startswith(f"{two}.") for two in same)]
+        there = [one for one in outermost if one.rpartition(".")[0] == path.rpartition(".")[0]]
+        outermost = there if len(there) == 1 else outermost
         twins = [one for one in old if one not in new and one != path and _tree(one, before) == own]
         beside = any(one.rpartition(".")[0] == path.rpartition(".")[0] for one in twins)
         if len(outermost) == 1 and outermost[0] not in found.values() and not beside:
@@ -230,20 +273,20 @@ def _paths(layers: Iterable[str]) -> list[str]:
 
 def _tree(path: str, layers: _Tree) -> _Tree:
     """Return a module and those in it."""
-    return {
-        name.removeprefix(path): own
-        for name, own in layers.items()
-        if name == path or name.startswith(f"{path}.")
-    }
+    return {name.removeprefix(path): own for name, own in layers.items() if _is_in(name, path)}
 
 
 def _renamed(name: str, names: Mapping[str, str]) -> str:
     """Return a path, or what ends in one (``input of Net``), with its present name."""
     start, of, path = name.rpartition(" of ")
     for old, new in names.items():
-        if path == old or path.startswith(f"{old}."):
+        if _is_in(path, old):
             return f"{start}{of}{new}{path.removeprefix(old)}"
     return name
+
+
+def _is_in(path: str, module: str) -> bool:
+    return path == module or path.startswith(f"{module}.")
 
 
 _Key = Callable[[What], tuple[object, ...]]

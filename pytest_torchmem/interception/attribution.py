@@ -226,9 +226,9 @@ class Attribution:
         self._forward_lines.clear()
         self.facts = FactCollector(line_of_program)
 
-    def user_line(self, frame: FrameType | None = None) -> str:
-        """Return the innermost line outside of torch and of this package, or "", from a frame."""
-        return self._line(frame or sys._getframe(1))
+    def user_line(self) -> str:
+        """Return the innermost line outside of torch and of this package, or ""."""
+        return self._line(sys._getframe(1))
 
     def line_of(self, error: BaseException) -> str:
         """Return the innermost line outside of torch and of this package that raised, or ""."""

@@ -58,6 +58,8 @@ class Told:
     all_changes: Sequence[Change] = ()
     cause: tuple[str, str] | None = None
     """Why and where, for what grew."""
+    reason: object = None
+    """What is equal for causes that differ in words alone."""
     size: str = ""
     """By how much, and on which device."""
     short: str = ""
@@ -114,7 +116,7 @@ def together(
 def headlines(failures: Sequence[Check]) -> str:
     """Return the failures of all devices of a check in one line, which may be cut at its end."""
     told = [one for check in _worst_first(failures) for one in _told(check.result)[:1]]
-    found = {one.cause[0] or one.cause: one.short for one in reversed(told) if one.cause}
+    found = {one.reason: one.short for one in reversed(told) if one.cause}
     texts = [*reversed(found.values()), *_placed(told).values()]
     return printable("; ".join(texts).replace("\n", " "))
 
@@ -134,9 +136,11 @@ def _text(told: Sequence[Told], advice: Iterable[str], most: int, *, verbose: bo
     if rows.rows and left - _lines(figures) < _FEWEST_LINES:
         of = f" of {told[0].where}" if told[1:] else ""  # the headlines have those of others
         figures = _figures(told[:1], every=False, of=of)
-    if left - _lines(figures) < _ONE_ROW:  # which says more than further causes
-        heads = _heads([replace(one, more=one.more[:1]) for one in told])
-        left = most - _lines([*heads, *sections, *advice])
+    for others in (1, 0):  # a row says more than further causes, and than where others are
+        if left - _lines(figures) < _ONE_ROW:
+            more = [one.more[: others if at else 1] for at, one in enumerate(told)]
+            heads = _heads([replace(one, more=own) for one, own in zip(told, more, strict=True)])
+            left = most - _lines([*heads, *sections, *advice])
     left = max(left - _lines(figures), _ONE_ROW)
     return _shown([*heads, *filter(None, [rows.text(lines=left)]), *sections, *figures, *advice])
 
@@ -168,8 +172,7 @@ def _heads(told: Sequence[Told]) -> list[str]:
         if one.cause is None:
             by_cause.setdefault(one.first, [placed[one.first]])
             continue
-        key = one.cause[0] or one.cause
-        known = by_cause.setdefault(key, [])
+        known = by_cause.setdefault(one.reason, [])
         same = f"{one.size}: for the same reason" if one.cause[0] else one.size
         news = [part for part in one.more if part not in said]
         known += [layout.wrapped(same)] if known else [one.first, *news]
@@ -275,6 +278,7 @@ def _grew(found: Changed, result: CheckResult) -> Told:
         [one for one in comparison.told if one in worst],
         comparison.told,
         (why, place),
+        (diagnosis.causes[0].rule, *diagnosis.place) if diagnosis.causes else why or place,
         size,
         layout.joined(f"{grown} {label(change.figure)}", layout.joined(why, line), separator=": "),
         more=[*filter(None, (layout.wrapped(place), *growth.others(diagnosis)))],

@@ -39,6 +39,7 @@ from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 
 from pytest_torchmem.interception.attribution import is_own
+from pytest_torchmem.profile.module_paths import fold
 from pytest_torchmem.torch_private.tensors import CHILDREN, node_number, storage_address
 from pytest_torchmem.tracing.sources import file_of, filled_at, is_of_program, placed
 
@@ -361,7 +362,10 @@ def _is_of_library(value: object) -> bool:
 
 
 def together(holders: Sequence[str]) -> str:
-    """Return what refers to most of equal tensors, or both containers that have about as many."""
+    """Return what refers to most of equal tensors, or both containers that have about as many; of
+    modules that are alike, their pattern.
+    """
+    holders = [fold(one)[0] for one in holders] if len({*holders}) > 1 else holders
     most = max(holders, key=holders.count)
     names = [one for one in dict.fromkeys(holders) if 2 * holders.count(one) > holders.count(most)]
     are_two = len(names) == 2 and all(one.startswith(_IN_CONTAINERS) for one in names)

@@ -19,7 +19,7 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 
-from pytest_torchmem.interception.attribution import Attribution, callers_of
+from pytest_torchmem.interception.attribution import Attribution, callers_of, place_among
 from pytest_torchmem.interception.ledger import DeviceLedger, Ledger
 from pytest_torchmem.operators.attention.dot_product import why_not_fused
 from pytest_torchmem.operators.calls import AttentionArguments
@@ -31,7 +31,7 @@ from pytest_torchmem.torch_private.modes import FunctionMode
 from pytest_torchmem.torch_private.patches import replaced
 from pytest_torchmem.torch_private.tensors import OF_COMPILED_GRAPHS
 from pytest_torchmem.tracing.holders import HeldNames, address_of, collect, holding_graphs
-from pytest_torchmem.tracing.sources import is_of_program, made_at
+from pytest_torchmem.tracing.sources import file_of, is_of_program, made_at
 from pytest_torchmem.tracing.trace import WATCH
 
 _MOST_TENSORS = 20
@@ -57,8 +57,8 @@ class Watch:
         """The lines that enter a region of autocast, and whether a place is in one that is off."""
         self.inside: list[tuple[str, bool]] = []
         """Those that are entered now, and whether autocast is on in them."""
-        self.optimizers: dict[str, dict[str, None]] = {}
-        """By class: the lines that make an optimizer of it."""
+        self.made: dict[str, dict[str, None]] = {}
+        """By class: the program's lines that make optimizers, and a library's outermost modules."""
         self.attention: dict[str, str] = {}
         """By the line that calls attention: why no fused kernel took it."""
         self.holders: dict[int, str] = {}
@@ -82,6 +82,18 @@ class Watch:
             AttentionArguments(*args[:3], *(given[name] for name in names)), self._device
         )
         self.attention.setdefault(Attribution().user_line(), reason)
+
+    def saw_made(self, one: object) -> None:
+        """Take note of the program's line that constructs an object, outside of its class."""
+        frame: FrameType | None = sys._getframe(2)
+        line = ""
+        while frame is not None and not line:
+            file = frame.f_code.co_filename
+            if frame.f_locals.get("self") is not one and is_of_program(file):
+                line = place_among([(file, frame.f_lineno)])
+            frame = frame.f_back
+        if line:
+            self.made.setdefault(type(one).__name__, {})[line] = None
 
     def saw_saved(self, context: object, tensors: Collection[object]) -> None:
         """Take note of what a function of a program's saves for its backward."""
@@ -116,14 +128,24 @@ class Watch:
     def _note_callers(self, entry: Allocation) -> None:
         module = f"{fold(entry.origin.module)[0]}."
         for (pattern, line), (nbytes, known) in self.callers.items():
+            if not line and not self.makers.get((pattern, line)):  # of a module's own tensors
+                self.makers[pattern, line] = self._maker_of(pattern.replace("*", "0"))
+            if not line:
+                continue
             if entry.nbytes < nbytes or (pattern and not module.startswith(f"{pattern}.")):
                 continue
             leads = callers_of(line, sys._getframe(2))
             if leads is not None and (entry.nbytes > nbytes or leads not in known):
                 same = known if entry.nbytes == nbytes else ()
                 self.callers[pattern, line] = entry.nbytes, (*same, leads)
-                self.makers[pattern, line] = _maker_of(entry.origin.module, sys._getframe(2))
+                self.makers[pattern, line] = self._maker_of(entry.origin.module)
                 self.regions |= {region: True for region, is_on in self.inside[-1:] if not is_on}
+
+    def _maker_of(self, path: str) -> str:
+        """Return the line that makes a module, or else the only one of a library's model."""
+        made = _maker_of(path, sys._getframe(3))
+        outermost = [*self.made.get(path.partition(".")[0], ())]
+        return made or (outermost[0] if len(outermost) == 1 else "")
 
     def at_end(self, ledger: Ledger) -> None:
         """Look at what is alive at the end, where that is the moment that is asked about."""
@@ -194,6 +216,11 @@ class Watch:
         names.clear()
 
 
+def _is_own(kind: type) -> bool:
+    """Tell whether a class is the program's, or a layer of torch."""
+    return kind.__module__.startswith("torch.") or is_of_program(file_of(kind))
+
+
 def _maker_of(path: str, innermost: FrameType) -> str:
     """Return the line that makes the module at a path, in the class of the module that calls it."""
     parts = path.split(".")
@@ -203,8 +230,10 @@ def _maker_of(path: str, innermost: FrameType) -> str:
         if isinstance(caller, nn.Module):
             for start in range(1, len(parts)):
                 with suppress(AttributeError):
-                    caller.get_submodule(".".join(parts[start:]))
-                    return made_at(caller, parts[start:])
+                    around = caller.get_submodule(".".join(parts[start:-1]))
+                    around.get_submodule(parts[-1])
+                    is_own = is_of_program(file_of(type(around)))
+                    return made_at(around, parts[-1:]) if is_own else made_at(caller, parts[start:])
         frame = frame.f_back
     return ""
 
@@ -251,6 +280,8 @@ def watching(
     another is made, or at the end.
     """
     watch, saving = Watch(device, wanted or {}, before, places), FunctionCtx.save_for_backward
+    roots = {module.partition(".")[0] for module, _ in places}
+    begin: Any = nn.Module.__init__
     make: Any = torch.optim.Optimizer.__init__
     enter: Any = torch.autocast.__enter__
     leave: Any = torch.autocast.__exit__
@@ -260,12 +291,14 @@ def watching(
         return _ATTENTION(*args, **kwargs)
 
     def makes(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None and frame.f_locals.get("self") is optimizer:  # a class of its own
-            frame = frame.f_back
-        if line := Attribution().user_line(frame):
-            watch.optimizers.setdefault(type(optimizer).__name__, {})[line] = None
+        watch.saw_made(optimizer)
         make(optimizer, *args, **kwargs)
+
+    def begins(module: nn.Module, *args: Any, **kwargs: Any) -> None:
+        kind = type(module)
+        if kind.__name__ in roots and not _is_own(kind):
+            watch.saw_made(module)
+        begin(module, *args, **kwargs)
 
     def enters(region: torch.autocast) -> Any:
         entered, line = enter(region), Attribution().user_line()
@@ -288,6 +321,7 @@ def watching(
             stack.enter_context(replaced(functional, scaled_dot_product_attention=attends))
             stack.enter_context(_AttentionMode(watch))
         stack.enter_context(replaced(torch.optim.Optimizer, __init__=makes))
+        stack.enter_context(replaced(nn.Module, __init__=begins))
         stack.enter_context(replaced(FunctionCtx, save_for_backward=saves))
         stack.enter_context(replaced(torch.autocast, __enter__=enters, __exit__=leaves))
         yield watch

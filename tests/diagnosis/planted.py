@@ -200,7 +200,60 @@ def stacked_on_host(wrong: bool, device: str) -> None:
     nn.Linear(64, 64).to(device)(torch.stack(items).to(device)).square().sum().backward()
 
 
-@planted("optimizer", "the optimizer is AdamW (")
+@planted("given", "Chosen.experts.*.up is given [128, 32], and was given", "Chosen.experts", "")
+def layers_that_had_numbers(wrong: bool) -> Step:
+    """A class names layers that a ``Sequential`` numbered, and its modules are given more."""
+
+    class Expert(Parts):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.down(self.act(self.up(x)))
+
+    class Chosen(Parts):
+        def forward(self, x: Tensor) -> Tensor:
+            return sum(expert(x if wrong else x[:64]).sum() for expert in self.experts)
+
+    layers = ((nn.Linear(32, 256), nn.Tanh(), nn.Linear(256, 32)) for _ in range(4))
+    parts = [dict(zip(("up", "act", "down"), one, strict=True)) for one in layers]
+    experts = [Expert(**one) if wrong else nn.Sequential(*one.values()) for one in parts]
+    return Chosen(experts=nn.ModuleList(experts)), (torch.zeros(128, 32),), {}
+
+
+@planted("new module", "Split.heads is new", "Split.heads")
+def a_table_of_its_own(wrong: bool) -> Step:
+    """Another module is as the one that has another name now, and stands beside it."""
+
+    class Split(Parts):
+        def forward(self, ids: Tensor) -> Tensor:
+            return self.words(ids).sum() + self.heads(ids).sum() if wrong else self.table(ids).sum()
+
+    one, other = nn.Embedding(4096, 32), nn.Sequential(nn.Embedding(4096, 32))
+    return Split(words=one, heads=other) if wrong else Split(table=one), (ids(),), {}
+
+
+@planted("called", "Linear is called twice, also with float32[512, 64], and was once", "", "")
+def diagnostics_of_all(wrong: bool, device: str) -> None:
+    model, x = nn.Linear(64, 256).to(device), torch.zeros(512, 64, device=device)
+    model(x[:64]).square().sum().backward()
+    if wrong:
+        model(x).square().mean()
+
+
+@planted("operators", "in the place of mm: Sequential.0 is Merged, and was Low", "Sequential.0")
+def merged_weights(wrong: bool) -> Step:
+    class Low(Parts):
+        def forward(self, x: Tensor) -> Tensor:
+            return F.linear(F.linear(x, self.down), self.up)
+
+    class Merged(Low):
+        def forward(self, x: Tensor) -> Tensor:
+            return F.linear(x, torch.einsum("or,ri->oi", self.up, self.down).exp())
+
+    down, up = nn.Parameter(torch.zeros(8, 256)), nn.Parameter(torch.zeros(512, 8))
+    model = nn.Sequential((Merged if wrong else Low)(down=down, up=up))
+    return model, (torch.zeros(4, 256),), {}
+
+
+@planted("optimizer", "the optimizer is AdamW (", "", "AdamW")
 def another_optimizer(wrong: bool) -> Step:
     optimizer = torch.optim.AdamW if wrong else torch.optim.SGD
     return Decoder(), (ids(1, 8),), {"optimizer": optimizer}
@@ -1209,7 +1262,7 @@ def convolution_by_hand(wrong: bool) -> Step:
     return model, (torch.zeros(4, 16, 32, 32, requires_grad=True),), {}
 
 
-@planted("inputs", "the input 1 float32[4, 3, 16, 16] is new, and 1 more input", "Crops")
+@planted("inputs", "input 1 float32[4, 3, 16, 16] is new, and 1 more input", "", "torchmem.check")
 def more_crops(wrong: bool) -> Step:
     class Crops(Parts):
         def forward(self, crops: list[Tensor]) -> Tensor:
@@ -1677,7 +1730,7 @@ def longer_cache(wrong: bool, device: str) -> None:
         layer(torch.zeros(4, 8, 32, device=device), cache)
 
 
-@planted("earlier steps", "are still alive: Average.copy.0.0.weight")
+@planted("earlier steps", "are still alive: Average.copy.*.*.weight")
 def made_into_an_object(wrong: bool, device: str) -> None:
     class Average:
         def __init__(self, device: str) -> None:
@@ -1810,7 +1863,7 @@ def kept_of_a_new_call(wrong: bool, device: str) -> None:
         model.zero_grad()
 
 
-@planted("held", ": layers.0.wide of made_once_and_kept", "", "float")
+@planted("held", ": layers.*.wide of made_once_and_kept", "", "float")
 def made_once_and_kept(wrong: bool, device: str) -> None:
     """Of two calls the second makes nothing: the operator is called less often."""
 

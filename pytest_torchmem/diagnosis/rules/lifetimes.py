@@ -459,5 +459,8 @@ def _is_more(row: Row) -> bool:
 
 
 def _holder(evidence: Evidence, rows: Iterable[Row]) -> str:
+    rows = [*rows]
     holder = holder_of(evidence, rows)
-    return f": {holder}" if holder else ""
+    held = sum(row.bytes_now for row in rows if holder_of(evidence, [row]) == holder)
+    is_much = 4 * held >= sum(row.bytes_now for row in rows) or holder.startswith(GRAPH)
+    return f": {holder}" if holder and is_much else ""  # else of most it is not known

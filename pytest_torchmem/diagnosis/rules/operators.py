@@ -24,7 +24,7 @@ from pytest_torchmem.diagnosis.causes import (
 from pytest_torchmem.diagnosis.difference import OF_BACKWARD, Row
 from pytest_torchmem.diagnosis.rules.types import is_known, wider_type
 from pytest_torchmem.figures import HOST
-from pytest_torchmem.profile.facts import Topic
+from pytest_torchmem.profile.facts import Counts, Topic
 from pytest_torchmem.profile.module_paths import fold
 from pytest_torchmem.profile.timeline import Allocation, Kind, Origin, Phase, Role
 from pytest_torchmem.snapshots.alive import What
@@ -206,7 +206,7 @@ def _replaced(
         alive.setdefault(what.source, set()).add(what.module)
     came = {_base(name) for name in own}  # of an operator that takes a number now it is no news
     came |= {_base(row.what.source) for row in evidence.came(*MADE)}
-    gone = {name: one for name, one in counts.items() if one.fell and evidence.most_of(name)}
+    gone = {name: one for name, one in counts.items() if one.fell and _is_worth(evidence, name)}
     gone |= {
         one.name: Counted(one.before, one.now)
         for one in evidence.about(Topic.IN_PLACE)
@@ -225,8 +225,20 @@ def _replaced(
     return sorted(filter(is_replaced, gone), key=order.__getitem__)
 
 
+def _is_worth(evidence: Evidence, name: str) -> bool:
+    """Tell whether an operator that is called less often made what others may make now: numbers,
+    and no more than it makes still but for a few calls.
+    """
+    sides = (of(Topic.OPERATORS).get(name, Counts()) for of in (evidence.then, evidence.present))
+    was, now = sides
+    is_still = was.largest == now.largest and _ABOUT**2 * (was.called - now.called) < was.called
+    return was.largest > 0 and not is_still and not name.startswith(_DECIDE)
+
+
 _ABOUT = 2
 """As fused attention stands for two products."""
+_DECIDE = tuple(f"aten::{one}" for one in ("bitwise_", "eq.", "ge.", "gt.", "le.", "lt.", "ne."))
+"""Operators that make booleans."""
 
 
 @rule("elsewhere", "{operators} {run} on the {now}, and ran on the {before}", sure=True)
@@ -401,8 +413,10 @@ def _larger_before(evidence: Evidence) -> Cause | None:
         was = max(like, key=lambda one: (equal[one], one.nbytes), default=None)
         if was is None or was.nbytes >= what.nbytes or _is_preceded(evidence, group.first):
             continue
+        if not equal[was] and evidence.rose(what.source):
+            continue  # of no size in common it is made by another call
         rows = [row for row in evidence.came() if row.what.line == what.line]
-        most = "" if equal[was] else " at most"  # of no size in common: it may be another tensor
+        most = "" if equal[was] else " at most"  # it may be another tensor
         before = f", and made {list(was.shape)}{most}"
         values = {"operator": what.source, "now": what.tensor, "before": before}
         of = _of_standing(evidence, what, group.first)
@@ -510,6 +524,9 @@ def _calls(
     evidence: Evidence, names: Sequence[str], more: Mapping[str, Counted], first: Row
 ) -> str:
     new = [name for name in names if not more[name].before]
+    most_before = evidence.made_at_most(first)
+    if new and first.what.source in names and first.what.source not in new and most_before:
+        return f"{short_names([first.what.source, *new])} make {first.what.tensor}"
     if new:
         are = "is" if len(new) == 1 else "are"
         return f"{short_names(new)}{_makes(evidence, new, first)} {are} new"
@@ -517,7 +534,6 @@ def _calls(
     counted = more[most]
     change = f"{times(counted.now)}, and was {times(counted.before)}"
     shown = short_names([most])
-    most_before = evidence.made_at_most(first)
     if short_names(names) == shown and most_before and first.what.source == most:
         return f"{shown} makes {first.what.tensor} (at most {format_size(most_before)} before)"
     if short_names(names) == shown:

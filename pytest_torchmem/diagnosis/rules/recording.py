@@ -37,6 +37,11 @@ from pytest_torchmem.snapshots.alive import Group
 _RECOMPUTED = ("recomputed", "recomputed in part")
 
 
+def _number_of(line: str) -> tuple[str, int]:
+    file, _, number = line.rpartition(":")
+    return file, int(number) if number.isdecimal() else 0
+
+
 def _called_at(evidence: Evidence, module: str, mode: str = "no_grad") -> tuple[str, Origin | None]:
     """Return in words the lines that call an outermost module, and not in a mode, as they did; or
     the only one as a place.
@@ -46,7 +51,12 @@ def _called_at(evidence: Evidence, module: str, mode: str = "no_grad") -> tuple[
     lines, known = (side.get(module, Calls()).lines for side in (present, calls))
     files = [[line.rpartition(":")[0] for line in side] for side in (known, lines)]
     under = calls.get(name, Calls()).lines
-    if under and files[0] == files[1]:  # the same calls, in their order
+    in_order = [sorted(side, key=_number_of) == [*side] for side in (known, lines)]
+    modes = (one for one in calls if one != name and one.endswith(f", of {module}"))
+    alike = (present.get(one, Calls()).lines for one in modes if calls[one].lines == under)
+    if under and (same_mode := next(alike, ())):  # of a teacher that is in eval mode, too
+        lines = same_mode
+    elif under and files[0] == files[1] and in_order[0] is in_order[1]:  # the same calls
         lines = tuple(line for line, was in zip(lines, known, strict=True) if was in under)
     elif under:  # not those of files that call it as often as they did without
         without = [file for file, line in zip(files[0], known, strict=True) if line not in under]

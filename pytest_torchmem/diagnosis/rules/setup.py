@@ -288,7 +288,7 @@ fact_rule(
 )
 
 
-@rule("called", "{module} is called {now}, and was {before}{lines}")
+@rule("called", "{module} is called {now}{given}, and was {before}{lines}")
 def called_more_often(evidence: Evidence) -> Cause | None:
     """A model runs once more, or a layer several times in one call of the module around it."""
     found = []
@@ -302,9 +302,18 @@ def called_more_often(evidence: Evidence) -> Cause | None:
         at, origin = called_at(change.name, [*filter(None, one)])
         rows = evidence.of_module(change.name) if 0 < before < now else []
         words = {"now": times(now), "before": times(before), "lines": at and f": {at}"}
+        words["given"] = _given_too(evidence, change.name)
         module = evidence.short(change.name)
         found.append(cause("called", rows, None, origin, module=module, **words))
     return largest(found)
+
+
+def _given_too(evidence: Evidence, module: str) -> str:
+    """Return in words with what a module is called that it was not, beside what it was, or ""."""
+    name = f"input of {module}"
+    before, now = (of(Topic.INPUTS).get(name, ()) for of in (evidence.then, evidence.present))
+    new = [str(one) for one in now if one not in before]
+    return f", also with {some(new)}" if before and 0 < len(new) < len(now) else ""
 
 
 @rule("emptied", "{name}() is called {now}, and was {before}{at}", sure=True)
@@ -370,6 +379,16 @@ def inputs_changed(evidence: Evidence) -> Cause | None:
     if fewer or origin is None:
         made = None if fewer else evidence.ran.only_maker(changed[0].now[-1])
         origin = called_at(module, lines)[1] or made
+        check = next(iter(evidence.watched.written.get("inputs", ())), "")
+        if check and " of " not in changed[0].name:
+            origin = Origin(Phase.FORWARD, "", "torchmem.check", check)
+    types = {dtype for one in changed for dtype in _types(one.now) - _types(one.before)}
+    wider = [one for one in evidence.came(Role.PARAMETER) if one.what.dtype in types]
+    for row in wider[:1] if retyped else ():
+        text += f", and parameters are {row.what.dtype}, too"
+        cast = evidence.first(row)
+        made = evidence.ran.allocation(cast).origin if cast >= 0 else None
+        origin = made if made is not None and made.line else origin
     rows = evidence.came() if retyped else evidence.of_sizes()
     # What was there before the input is not made of it.
     made_by = (*MADE, *KEPT)
