@@ -41,9 +41,9 @@ class Holders:
         """What modules hold, by ids: with how many names each had then."""
         self._held: set[int] = set()
         """What any of them has held."""
-        self._standing: dict[int, Mapping[int, Any]] = {}
+        self.standing: dict[int, Mapping[int, Any]] = {}
         """What stands in the place of something now: what stood there first, by the ids of what
-        stands there; by the ids of these."""
+        stands there; by the ids of the patches that put it there."""
 
     def firsts(self, originals: Iterable[Any]) -> dict[int, list[Any]]:
         """Return what has each first original in its place now, by the first ones' ids.
@@ -72,19 +72,10 @@ class Holders:
                     if any(one is found for one in firsts[number]):
                         yield module, attribute, found
 
-    def note(self, firsts: Mapping[int, Any]) -> None:
-        """Take note of what stands in the place of what from now on, by the ids of what does."""
-        if firsts:
-            self._standing[id(firsts)] = firsts
-
-    def forget(self, firsts: Mapping[int, Any]) -> None:
-        """Forget what was noted and stands there no more."""
-        self._standing.pop(id(firsts), None)
-
     def original(self, value: Any) -> Any:
         """Return what ``value`` stands in the place of, or ``value`` itself."""
         number = id(value)
-        for firsts in self._standing.values():
+        for firsts in self.standing.values():
             if number in firsts:
                 return firsts[number]
         return value
@@ -124,7 +115,7 @@ class Holders:
                 if (grown or not new.isdisjoint(ids)) and sys.modules.get(name) is module:
                     self._look_at(name, module)
         main = sys.modules.get("__main__")
-        if main is not None and not self._standing:  # once for all that is replaced together
+        if main is not None and not self.standing:  # once for all that is replaced together
             self._look_at("__main__", main)
 
     def _unseen(self) -> Iterator[tuple[str, types.ModuleType]]:
@@ -134,7 +125,7 @@ class Holders:
         return compress(found, map(is_not, map(self._seen.get, names), modules))
 
     def _look_at(self, name: str, module: types.ModuleType) -> None:
-        wanted, standing, attributes = self._wanted, self._standing.values(), vars(module)
+        wanted, standing, attributes = self._wanted, self.standing.values(), vars(module)
         if getattr(attributes.get("__spec__"), "_initializing", False):
             self._state = None  # it has not all its names yet
         else:

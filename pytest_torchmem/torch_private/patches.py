@@ -314,7 +314,8 @@ class Patch:
         self._held = self._held_elsewhere()
         if self._noted is None:
             self._noted = {number: HOLDERS.original(one) for number, one in self._given.items()}
-        HOLDERS.note(self._noted)
+        if self._noted:
+            HOLDERS.standing[id(self)] = self._noted
         self.standing[id(self)] = self
         try:
             for place in self._places:
@@ -332,8 +333,7 @@ class Patch:
         held, self._held = self._held, []
         if self._noted:
             HOLDERS.give_back(self._given)
-        if self._noted is not None:
-            HOLDERS.forget(self._noted)
+        HOLDERS.standing.pop(id(self), None)
         for module, name, original, _ in held:
             vars(module)[name] = original
         for one, _ in self._in_programs:
@@ -432,13 +432,6 @@ def standing_functions() -> dict[int, Any]:
         for owner, name, original in patch.stood_before()
         if isinstance(owner, ModuleType) and callable(original) and name in vars(owner)
     }
-
-
-def original_of(function: Any) -> Any:
-    """Return what a function of a module, or a class, stands in the place of: itself if of none."""
-    for patch in reversed([*Patch.standing.values()]):
-        function = patch._given.get(id(function), function)
-    return function
 
 
 @cache

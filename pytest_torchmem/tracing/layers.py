@@ -53,6 +53,7 @@ from pytest_torchmem.targets.gpus import Gpu, find_gpu
 from pytest_torchmem.targets.host import REFERENCE
 from pytest_torchmem.targets.target import Selected, Target
 from pytest_torchmem.torch_private import patches
+from pytest_torchmem.torch_private.function_holders import HOLDERS
 from pytest_torchmem.torch_private.kernels import below_interception
 from pytest_torchmem.torch_private.keys import HigherOrderOperator
 from pytest_torchmem.torch_private.modes import constructors_asked
@@ -170,7 +171,7 @@ def _functions(trace: TraceContext) -> Layer[tuple[files.Addresses, Changes]]:
     find(len)  # makes its table, for the life of the process, of torch's own functions
 
     def find_replaced(function: Any) -> Any:
-        return find(patches.original_of(function))
+        return find(HOLDERS.original(function))
 
     replacements += [looked_up.by(find_replaced) for looked_up in patches.find_builtin]
     replacements.append((HigherOrderOperator, {"dispatch": dispatch}))

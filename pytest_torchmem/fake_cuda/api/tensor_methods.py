@@ -35,7 +35,7 @@ _Base: Any = torch.UntypedStorage.__mro__[1]
 
 
 def _index(device: torch.device) -> int:
-    return device.index if device.type == "cuda" else -1
+    return (device.index or 0) if device.type == "cuda" else -1
 
 
 class Storages(Functions):
@@ -179,7 +179,8 @@ class DeviceMethods(Functions):
             "device": property(self.device_of),
             "is_cuda": property(lambda tensor: self.device_of(tensor).type == "cuda"),
             "is_cpu": property(lambda tensor: self.device_of(tensor).type == "cpu"),
-            **{name: getattr(self, name) for name in ("get_device", "copy_", "set_")},
+            "get_device": lambda tensor: _index(self.device_of(tensor)),
+            **{name: getattr(self, name) for name in ("copy_", "set_")},
             **{
                 name: unless(self._trace.off, getattr(self, name), getattr(TensorBase, name))
                 for name in _UNLESS_OFF
@@ -201,10 +202,6 @@ class DeviceMethods(Functions):
             wrapped = self._wrappers.device_of(tensor)
             return wrapped or cast(torch.device, TensorBase.device.__get__(tensor))
         return record.ledger.device
-
-    def get_device(self, tensor: Tensor) -> int:
-        device = self.device_of(tensor)
-        return -1 if device.type == "cpu" else device.index or 0
 
     def to(self, tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         target = parse_target(*args, **kwargs)
