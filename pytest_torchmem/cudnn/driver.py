@@ -55,7 +55,7 @@ def device_properties(capability: tuple[int, int], multiprocessors: int) -> dict
         "warpSize": 32,
         "maxSharedMemoryPerBlock": 48 * _KIB,
         "maxSharedMemoryPerBlockOptin": shared,
-        "reservedSharedMemoryPerBlock": _KIB,
+        "reservedSharedMemoryPerBlock": _KIB if capability >= (8, 0) else 0,
         "maxRegistersPerSM": 65536,
         "pciDeviceId": 0,
         "maxCtasPerSM": blocks,

@@ -21,6 +21,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from pytest_torchmem.cudnn.driver import device_properties
 from pytest_torchmem.errors import UnsupportedOperatorError
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.torch_private.patches import ABSENT, having, replaced, replaced_all
@@ -478,13 +479,10 @@ class Driver:
 
 
 def _properties(trace: TraceContext, device: int = 0) -> dict[str, int]:
-    from pytest_torchmem.fake_cuda.memory import DeviceProperties  # no part of a trace on cpu
-
-    known = DeviceProperties(trace.gpu)
-    properties = {
-        "multiprocessor_count": known.multi_processor_count,
-        "warpSize": known.warp_size,
-        "max_num_regs": known.regs_per_multiprocessor,
+    known = device_properties(trace.gpu.capability, trace.gpu.multiprocessors)
+    return {
+        "multiprocessor_count": known["multiProcessorCount"],
+        "warpSize": known["warpSize"],
+        "max_num_regs": known["maxRegistersPerSM"],
+        "max_shared_mem": known["maxSharedMemoryPerBlockOptin"],
     }
-    shared = getattr(known, "shared_memory_per_block_optin", None)
-    return properties if shared is None else {**properties, "max_shared_mem": shared}

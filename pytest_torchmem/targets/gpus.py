@@ -38,6 +38,7 @@ from difflib import get_close_matches
 from types import MappingProxyType
 from typing import NamedTuple
 
+from pytest_torchmem.cudnn.driver import device_properties
 from pytest_torchmem.errors import UsageError
 
 _MIB = 1024**2
@@ -70,12 +71,10 @@ def _gib(number: float) -> int:
     return round(number * 1024) * _MIB
 
 
-_FEWER_THREADS = {(7, 5): 1024, (8, 6): 1536, (8, 9): 1536, (12, 0): 1536}
-"""How many threads a multiprocessor has by compute capability, where they are not 2048."""
 _GPUS = {
     name: Gpu(
         *(name, product, capability, _gib(memory), multiprocessors),
-        *(_FEWER_THREADS.get(capability, 2048), context * _MIB),
+        *(device_properties(capability, multiprocessors)["maxThreadsPerSM"], context * _MIB),
     )
     for name, product, capability, memory, multiprocessors, context in (
         ("t4", "Tesla T4", (7, 5), 14.74, 40, 112),

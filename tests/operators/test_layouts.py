@@ -79,14 +79,20 @@ OPERATORS: dict[str, Callable[[], Any]] = {
 }
 
 
+def assert_as_for_real(function: Callable[..., Any], *inputs: Any, **options: Any) -> None:
+    """Compare what a trace makes of a function's outputs, before it is over, with torch's own."""
+
+    def geometries() -> list[Any]:
+        made = function(*inputs)
+        outputs = made if isinstance(made, tuple) else (made,)
+        return [(one.shape, one.stride(), one.dtype) for one in outputs if one is not None]
+
+    assert result_of(geometries, **options) == geometries()
+
+
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_layouts(operator: str) -> None:
-    def strides() -> list[tuple[int, ...]]:
-        made = OPERATORS[operator]()
-        tensors = [made] if isinstance(made, Tensor) else [t for t in made if t is not None]
-        return [tensor.stride() for tensor in tensors]
-
-    assert result_of(strides) == strides()
+    assert_as_for_real(OPERATORS[operator])
 
 
 def test_on_the_host_the_order_is_that_of_what_is_returned():
@@ -115,25 +121,10 @@ def operands(draw: st.DrawFn) -> tuple[Tensor, ...]:
     return tuple(tensors)
 
 
-def geometry(tensor: Tensor) -> Any:
-    return tensor.shape, tensor.stride(), tensor.dtype
-
-
-def traced(function: Any, *inputs: Tensor) -> Any:
-    """Return what a trace makes of a function's outputs, before the trace is over."""
-
-    def program() -> list[Any]:
-        result = function(*inputs)
-        outputs = result if isinstance(result, tuple) else (result,)
-        return [geometry(output) for output in outputs]
-
-    return result_of(program, values="none")
-
-
 @settings(max_examples=60, deadline=None)
 @given(operands())
 def test_where_is_laid_out_as_for_real(tensors: tuple[Tensor, ...]) -> None:
-    assert traced(torch.where, *tensors) == [geometry(torch.where(*tensors))]
+    assert_as_for_real(torch.where, *tensors, values="none")
     _, input, other = tensors
     for empty in ((0,), tuple(torch.broadcast_shapes(*(one.shape for one in tensors)))):
         dtype = torch.result_type(input, other)
@@ -142,7 +133,7 @@ def test_where_is_laid_out_as_for_real(tensors: tuple[Tensor, ...]) -> None:
             out = torch.empty(shape, dtype=dtype)
             return torch.where(condition, input, other, out=out)
 
-        assert traced(into, *tensors) == [geometry(into(*tensors))]
+        assert_as_for_real(into, *tensors, values="none")
 
 
 @pytest.mark.parametrize("number", [2, 2.5, True])
@@ -154,7 +145,7 @@ def test_where_with_a_number(number: Any) -> None:
         lambda c, x: torch.where(c, number, x),
         lambda c, x: x.masked_fill(c, number),
     ):
-        assert traced(order, condition, input) == [geometry(order(condition, input))]
+        assert_as_for_real(order, condition, input, values="none")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
@@ -165,11 +156,8 @@ def test_layer_norm_is_contiguous_with_statistics_by_row(dtype, parameters):
     x = torch.ones(5, 4, 3, dtype=dtype).permute(1, 2, 0)
     for shape in ([5], [3, 5], [4, 3, 5]):
         weight = None if parameters is None else torch.ones(shape, dtype=parameters)
-
-        def normalised(x: Tensor, shape: Any = shape, weight: Any = weight) -> Any:
-            return torch.native_layer_norm(x, shape, weight, weight, 1e-5)
-
-        assert traced(normalised, x) == [geometry(one) for one in normalised(x)]
+        given = x, shape, weight, weight, 1e-5
+        assert_as_for_real(torch.native_layer_norm, *given, values="none")
 
 
 def test_wrong_arguments_are_told_as_by_torch(device: str) -> None:
@@ -204,18 +192,15 @@ def test_scaled_products_are_written_to_what_is_given(shape: tuple[int, ...]) ->
 
     x, y = (torch.ones(rows, 32).to(torch.float8_e4m3fn) for rows in (16, 48))
     scale = torch.tensor(1.0)
-    assert traced(into, x, y, scale) == [geometry(into(x, y, scale))]
+    assert_as_for_real(into, x, y, scale, values="none")
 
 
 @pytest.mark.parametrize("shape", [(4, 4), (2, 5, 3), (3, 5)])
 @pytest.mark.parametrize("full_matrices", [False, True])
 def test_singular_vectors_have_their_columns_first(shape: Any, full_matrices: bool) -> None:
-    def decomposed(x: Tensor) -> Any:
-        return tuple(torch.linalg.svd(x, full_matrices=full_matrices))
-
     x = torch.ones(shape)
-    assert traced(decomposed, x) == [geometry(one) for one in decomposed(x)]
-    assert traced(torch.linalg.svdvals, x) == [geometry(torch.linalg.svdvals(x))]
+    assert_as_for_real(lambda x: torch.linalg.svd(x, full_matrices=full_matrices), x, values="none")
+    assert_as_for_real(torch.linalg.svdvals, x, values="none")
 
 
 BFLOAT, LAST, LONG = torch.bfloat16, torch.channels_last, torch.int64

@@ -9,6 +9,7 @@ from pytest_torchmem.plugin.options import header
 from pytest_torchmem.plugin.settings import read_settings
 from pytest_torchmem.snapshots.tolerance import BUILT_IN
 from pytest_torchmem.targets import gpus as catalogue
+from tests.plugin.conftest import Project
 
 VALUES = {
     "devices": ("cuda", lambda s: s.devices, ("cuda",)),
@@ -121,34 +122,28 @@ def test_update_does_not_swallow_the_path_after_it(pytester):
         (["--torchmem-update=some"], "*--torchmem-update*'some'*"),
     ],
 )
-def test_what_cannot_be_understood_ends_the_run_with_one_line(pytester, options, message):
-    pytester.makepyfile("def test_it(): pass")
-    result = pytester.runpytest_inprocess(*options)
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines([message])
+def test_what_cannot_be_understood_ends_the_run_with_one_line(project, options, message):
+    project.run(*options, test_it="def test_it(): pass").is_refused(message)
 
 
-def test_ci_never_updates(pytester, monkeypatch):
+def test_ci_never_updates(project, monkeypatch):
     monkeypatch.setenv("CI", "true")
-    pytester.makepyfile("def test_it(): pass")
-    result = pytester.runpytest_inprocess("--torchmem-update")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*CI is set*CI never writes*"])
-    settings = _settings(pytester, "--torchmem-dry-run")
+    result = project.run("--torchmem-update", test_it="def test_it(): pass")
+    result.is_refused("*CI is set*CI never writes*")
+    settings = _settings(project.pytester, "--torchmem-dry-run")
     assert settings.in_ci
     assert not settings.writes
     assert settings.proposal_path.name == "torchmem-proposal"
 
 
-def test_header(pytester):
-    result = pytester.runpytest_inprocess("--torchmem-gpu=h100", "--torchmem-update=new")
+def test_header(project):
     line = "torchmem * | cpu, cuda (h100) | torch 2.* | tolerance 1% | updating (new)"
-    result.stdout.fnmatch_lines([line])
+    project.run("--torchmem-gpu=h100", "--torchmem-update=new").tells(line)
 
 
-def test_the_marker_and_a_check_have_several_gpus(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(
-        """
+def test_the_marker_and_a_check_have_several_gpus(project: Project) -> None:
+    project.write(
+        test_net="""
         import pytest, torch
 
         @pytest.mark.memory_budget("8 KiB", device="cuda", gpus=2)
@@ -166,17 +161,15 @@ def test_the_marker_and_a_check_have_several_gpus(pytester: pytest.Pytester) -> 
             assert profile.peak == 4
             assert profile.devices["cuda:2"].peak > 4
             assert torchmem.trace(program, gpus=2).devices["cuda:1"].peak == 2 * 4096
-        """
-    )
-    pytester.makepyfile(
+        """,
         test_none="""
         import pytest
 
         @pytest.mark.memory_budget("8 KiB", gpus=0)
         def test_none():
             pass
-        """
+        """,
     )
-    result = pytester.runpytest_inprocess("-p", "no:randomly", "--continue-on-collection-errors")
-    result.assert_outcomes(passed=2, errors=1)
-    result.stdout.fnmatch_lines(["*memory_budget(gpus=): 0: write how many GPUs, from 1 to 64*"])
+    project.run("--continue-on-collection-errors", passed=2, errors=1).tells(
+        "*memory_budget(gpus=): 0: write how many GPUs, from 1 to 64*"
+    )

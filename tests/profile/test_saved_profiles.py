@@ -197,15 +197,13 @@ class Runs:
         return print, ("it ran",)
 
 
-def test_a_recording_of_a_gpu_is_a_profile(tmp_path: Path) -> None:
+def test_a_recording_of_a_gpu_is_a_profile(profile: MemoryProfile, tmp_path: Path) -> None:
     """What the trace writes for PyTorch's visualizer is as what a GPU has recorded."""
-    model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 8))
-    traced = trace(model, torch.randn(32, 64), device="cuda")
-    traced.to_memory_snapshot(tmp_path / "recorded.pickle")
+    profile.to_memory_snapshot(tmp_path / "recorded.pickle")
     loaded = MemoryProfile.load(tmp_path / "recorded.pickle")
-    assert loaded.peak == traced.peak
-    assert loaded.timeline.live_bytes() == traced.timeline.live_bytes()
-    kinds, lines = {Kind.PARAMETER, Kind.GRADIENT}, {one.origin.line for one in _made(traced)}
+    assert loaded.peak == profile.peak
+    assert loaded.timeline.live_bytes() == profile.timeline.live_bytes()
+    kinds, lines = {Kind.PARAMETER, Kind.GRADIENT}, {one.origin.line for one in _made(profile)}
     assert kinds <= {one.kind for one in loaded.timeline.allocations}
     assert {one.origin.line for one in _made(loaded)} == lines
 

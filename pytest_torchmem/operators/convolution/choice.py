@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pytest_torchmem.cudnn.questions import Version
 from pytest_torchmem.operators.calls import ConvolutionSettings
-from pytest_torchmem.operators.workspace import HALVES, suggested_format
+from pytest_torchmem.operators.workspace import HALVES, contiguous_copy, like, suggested_format
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
 from pytest_torchmem.torch_private.settings import depthwise_kernel
@@ -135,39 +135,40 @@ def _depthwise_pays(input: Tensor, weight: Tensor, stride: int) -> bool:
     return batch == 1 or channels >= 512 or (channels >= 256 and width >= 28)
 
 
-def settings_of_images(settings: ConvolutionSettings, dims: int) -> ConvolutionSettings:
-    """Return settings with a number for each dimension, lines as images; ``view1d_as_2d``."""
+def as_images(
+    settings: ConvolutionSettings, input: Tensor, *others: Tensor
+) -> tuple[ConvolutionSettings, int, list[Tensor]]:
+    """Return settings with a number for each dimension, lines as images of height 1, and the bytes
+    of the contiguous input that a line takes, so that it is never taken for channels last;
+    ``view1d_as_2d``, ``view4d``.
+    """
+    dims = input.dim() - 2
 
     def expanded(values: Sequence[int], before: int) -> tuple[int, ...]:
         full = tuple(values) * dims if len(values) == 1 else tuple(values)
         return (before, *full) if dims == 1 else full
 
-    return settings._replace(
+    full = settings._replace(
         stride=expanded(settings.stride, 1),
         padding=expanded(settings.padding, 0),
         dilation=expanded(settings.dilation, 1),
         output_padding=expanded(settings.output_padding, 0),
     )
+    if dims != 1:
+        return full, 0, [input, *others]
+    copied = contiguous_copy(input)
+    input = like(input) if copied else input
+    return full, copied, [tensor.unsqueeze(2) for tensor in (input, *others)]
 
 
 class Convolution(NamedTuple):
-    """The arguments of a convolution on a CPU, lines as images of height 1."""
+    """The arguments of a convolution on a CPU, ``as_images``."""
 
     machine: Host
     input: Tensor
     weight: Tensor
     bias: bool
     settings: ConvolutionSettings
-
-    @classmethod
-    def of(
-        cls, machine: Host, input: Tensor, weight: Tensor, bias: bool, settings: ConvolutionSettings
-    ) -> "Convolution":
-        """Return the convolution that an operator's arguments ask for."""
-        settings = settings_of_images(settings, input.dim() - 2)
-        if input.dim() == 3:
-            input, weight = input.unsqueeze(2), weight.unsqueeze(2)
-        return cls(machine, input, weight, bias, settings)
 
     @property
     def dims(self) -> int:

@@ -17,7 +17,7 @@ from torch import Tensor
 from pytest_torchmem.operators.calls import ConvolutionSettings
 from pytest_torchmem.operators.convolution import choice, columns
 from pytest_torchmem.operators.convolution import cudnn as on_cudnn
-from pytest_torchmem.operators.convolution.cudnn import as_images
+from pytest_torchmem.operators.convolution.choice import as_images
 from pytest_torchmem.operators.elementwise import sum_buffers
 from pytest_torchmem.operators.libraries.nvidia import Cudnn
 from pytest_torchmem.operators.registry import OperatorKind, aten, operator
@@ -122,7 +122,8 @@ def convolution_on_cpu(
     result = convolution_shape(input, weight, settings, bias)
     if input.dim() == 3 or not result.numel():
         return result
-    call = choice.Convolution.of(REFERENCE, input, weight, False, settings)
+    full, _, (images, filters) = as_images(settings, input, weight)
+    call = choice.Convolution(REFERENCE, images, filters, False, full)
     if not call.uses_onednn() and _is_made_like(input, result, settings):
         return like(result, (input.numel(),))[: result.numel()].view(result.shape)
     return laid_out(result, call.memory_format)
@@ -162,7 +163,8 @@ def convolution_backward_on_cpu(
     asked: ConvolutionBackward, settings: ConvolutionSettings
 ) -> tuple[Tensor | None, ...]:
     """In the library's format, whatever the gradient's is."""
-    call = choice.Convolution.of(REFERENCE, asked.input, asked.weight, False, settings)
+    full, _, (input, weight) = as_images(settings, asked.input, asked.weight)
+    call = choice.Convolution(REFERENCE, input, weight, False, full)
     line = asked.input.dim() == 3
     return _gradients(asked, torch.contiguous_format if line else call.memory_format)
 
@@ -204,9 +206,8 @@ def workspace_on_cpu(
     """Operands in the kernel's layouts, its scratchpad and its result, then the output beside."""
     if input.numel() == 0 or outputs.numel() == 0:
         return 0
-    input, line = _contiguous_line(input)
-    call = choice.Convolution.of(machine, input, weight, bias is not None, settings)
-    result = outputs.unsqueeze(2) if outputs.dim() == 3 else outputs
+    settings, line, (input, weight, result) = as_images(settings, input, weight, outputs)
+    call = choice.Convolution(machine, input, weight, bias is not None, settings)
     if not call.uses_onednn():
         return _by_aten(machine, input.dtype, line + columns.forward(call, result))
     from pytest_torchmem.operators.convolution import onednn
@@ -226,9 +227,9 @@ def backward_workspace_on_cpu(
     grad_output, input, weight, output_mask, _ = asked
     if input.numel() == 0 or grad_output.numel() == 0:
         return 0
-    input, line = _contiguous_line(input)
-    call = choice.Convolution.of(machine, input, weight, bool(output_mask[2]), settings)
-    gradient = grad_output.unsqueeze(2) if grad_output.dim() == 3 else grad_output
+    settings, line, images = as_images(settings, input, weight, grad_output)
+    input, weight, gradient = images
+    call = choice.Convolution(machine, input, weight, bool(output_mask[2]), settings)
     returned = sum(map(dense_bytes, asked_for(outputs, output_mask)))
     if not call.uses_onednn():
         taken = columns.backward(call, gradient, returned, output_mask)
@@ -244,16 +245,6 @@ def _by_aten(machine: Host, dtype: torch.dtype, nbytes: int) -> int | Workspace:
     if dtype == torch.bfloat16 and machine.onednn and not machine.computes_in_bfloat16:
         return by_onednn(machine, dtype, nbytes)
     return nbytes
-
-
-def _contiguous_line(input: Tensor) -> tuple[Tensor, int]:
-    """Return an input of one dimension contiguous, and the bytes that takes, so that it is never
-    taken for channels last; native/Convolution.cpp, _convolution and convolution_backward.
-    """
-    copied = contiguous_copy(input) if input.dim() == 3 else 0
-    if copied:
-        input = torch.empty(input.shape, dtype=input.dtype, device="meta")
-    return input, copied
 
 
 @_forward.workspace("cuda")

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pytest_torchmem.cudnn.questions import ConvolutionQuestion, Operand
 from pytest_torchmem.operators.calls import ConvolutionSettings
-from pytest_torchmem.operators.convolution.choice import cuda_format, settings_of_images
+from pytest_torchmem.operators.convolution.choice import cuda_format
 from pytest_torchmem.operators.libraries.nvidia import Cudnn, operand, prefers_mode_b
 from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.operators.workspace import (
@@ -43,21 +43,6 @@ def as_told(cudnn: Cudnn, *requests: Request) -> Workspace:
     if any(answer.nbytes is None for answer in cudnn.answers):
         return unknown(*requests)
     return bounded(*requests) if tries_all() else told(*requests)
-
-
-def as_images(
-    settings: ConvolutionSettings, input: Tensor, *others: Tensor
-) -> tuple[ConvolutionSettings, int, list[Tensor]]:
-    """Return settings with a number for each dimension, lines as images of height 1, and the bytes
-    of the contiguous input that a line takes; ``view1d_as_2d``, ``view4d``.
-    """
-    full = settings_of_images(settings, input.dim() - 2)
-    if input.dim() != 3:
-        return full, 0, [input, *others]
-    copied = contiguous_copy(input)
-    if copied:
-        input = like(input)
-    return full, copied, [tensor.unsqueeze(2) for tensor in (input, *others)]
 
 
 def forward(
