@@ -22,8 +22,8 @@ from pytest_torchmem.diagnosis.difference import (
     Row,
     difference,
     difference_between,
-    with_names_of,
 )
+from pytest_torchmem.diagnosis.names import with_names_of
 from pytest_torchmem.diagnosis.provenance import NOTHING_RAN, Provenance
 from pytest_torchmem.diagnosis.rules.setup import shown_geometries
 from pytest_torchmem.figures import HOST, PEAK, PHASE_PEAKS, RESERVED

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pytest_torchmem.diagnosis.difference import with_names_of
+from pytest_torchmem.diagnosis.names import with_names_of
 from pytest_torchmem.errors import SnapshotError
 from pytest_torchmem.profile.facts import Calls, Geometry, Layer, Topic
 from pytest_torchmem.snapshots.alive import Alive, Group, What
