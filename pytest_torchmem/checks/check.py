@@ -329,10 +329,15 @@ _OF_MODELS = (
 )
 _MOST = 50
 _SOUGHT = {
-    "trained": r"\.requires_grad(_\(|\s*=(?!=))",
+    "autocast": r"\b(torch|amp)(\.\w+)*\.autocast\(",
     "checkpoint": r"(^|[\s(=,]|checkpoint\.)(?<!def )checkpoint(_sequential|_wrapper)?\(",
+    "eval": r"\.(eval\(\)|train\(False\))",
+    "tied": r"\.weight\s*=(?!=)",
+    "trained": r"\.requires_grad(_\(|\s*=(?!=))",
 }
 """What the lines are read for that a cause names beside, by its rule."""
+_IN_EVAL = ("checkpoint", "eval of calls")
+"""Causes that eval mode may be the reason of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -406,6 +411,7 @@ class DeviceCheck:
             place: [_within_program(lines, test) for lines in leads]
             for place, (_, leads) in watch.callers.items()
         }
+        rules |= {"eval"} if not rules.isdisjoint(_IN_EVAL) else set()
         written = {rule: lines_with(_SOUGHT[rule]) for rule in rules & _SOUGHT.keys()}
         written |= {name: [*lines] for name, lines in watch.made.items()}
         written["inputs"] = [Attribution().user_line()]  # of what calls the check

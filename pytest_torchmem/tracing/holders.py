@@ -366,7 +366,7 @@ def together(holders: Sequence[str]) -> str:
     modules that are alike, their pattern.
     """
     holders = [fold(one)[0] for one in holders] if len({*holders}) > 1 else holders
-    most = max(holders, key=holders.count)
+    most = max(holders, key=lambda one: (holders.count(one), not one.startswith("the variable ")))
     names = [one for one in dict.fromkeys(holders) if 2 * holders.count(one) > holders.count(most)]
     are_two = len(names) == 2 and all(one.startswith(_IN_CONTAINERS) for one in names)
     return " and ".join(names) if are_two else most

@@ -233,7 +233,9 @@ def _maker_of(path: str, innermost: FrameType) -> str:
                     around = caller.get_submodule(".".join(parts[start:-1]))
                     around.get_submodule(parts[-1])
                     is_own = is_of_program(file_of(type(around)))
-                    return made_at(around, parts[-1:]) if is_own else made_at(caller, parts[start:])
+                    made = made_at(around, parts[-1:]) if is_own else ""
+                    if made := made or made_at(caller, parts[start:]):
+                        return made
         frame = frame.f_back
     return ""
 

@@ -263,6 +263,17 @@ def images(batch: int = 4) -> Tensor:
     return torch.zeros(batch, 3, 16, 16)
 
 
+@planted("new module", "with Conv2d(stride=(1, 1)) instead of Conv2d(stride=(2, 2))", "Stem.down")
+def strides_in_another_module(wrong: bool) -> Step:
+    class Stem(Parts):
+        def forward(self, x: Tensor) -> Tensor:
+            return (self.down if wrong else self.conv)(x).sum()
+
+    conv = nn.Conv2d(3, 8, 3, stride=1 if wrong else 2, padding=1)
+    model = Stem(down=nn.Sequential(conv, nn.Tanh(), nn.AvgPool2d(2))) if wrong else Stem(conv=conv)
+    return model, (images(),), {}
+
+
 @planted("in place", "relu is no longer in place (1 of 1 calls)", "Stem", "aten::relu")
 def not_in_place(wrong: bool) -> Step:
     class Stem(Parts):
@@ -495,7 +506,7 @@ def configured_otherwise(wrong: bool) -> Step:
     return model, (torch.zeros(256, WIDTH),), {}
 
 
-@planted("copy", "float32[64, 32, 32] the 4.00 KiB of", "Query", "aten::repeat", "cuda")
+@planted("copy", "writes out float32[64, 32, 32] of", "Query", "aten::repeat", "cuda")
 def repeated(wrong: bool) -> Step:
     class Query(Parts):
         def forward(self, x: Tensor) -> Tensor:

@@ -497,7 +497,39 @@ def _in_the_place_of(evidence: Evidence, pattern: str) -> str:
     )
     shown = [evidence.short(path) for path in gone]
     more = f" and {len(shown) - 1} more" if len(shown) > 1 else ""
-    return f", in the place of {shown[0]}{more}" if shown else ""
+    otherwise = _otherwise_in(evidence, pattern, [*gone])
+    return f", in the place of {shown[0]}{more}{otherwise}" if shown else ""
+
+
+def _otherwise_in(evidence: Evidence, pattern: str, gone: Sequence[str]) -> str:
+    """Return in words how layers of a new module differ from those of as many widths in its place,
+    or that they are given more; "" if that is not known or neither is so.
+    """
+    before, own = _facts_in(evidence, Topic.GIVEN, pattern, gone)
+    sides = [max(side, key=lambda one: prod(one.shape)) for side in (own, before) if side]
+    if sides[1:] and prod(sides[0].shape) > prod(sides[1].shape):
+        return f", given {sides[0].text} instead of {sides[1].text}"
+    before, own = _facts_in(evidence, Topic.LAYERS, pattern, gone)
+    for was in (one for one in before if one.is_of_torch and one.widths):
+        alike = [one for one in own if (one.kind, one.widths) == (was.kind, was.widths)]
+        if alike and all(_without_bias(one) != _without_bias(was) for one in alike):
+            texts = differing_settings(alike[0], was), differing_settings(was, alike[0])
+            return ", with {} instead of {}".format(*texts) if all(texts) else ""
+    return ""
+
+
+def _without_bias(layer: Layer) -> dict[str, Any]:
+    return {name: value for name, value in layer.settings.items() if name != "bias"}
+
+
+def _facts_in(
+    evidence: Evidence, topic: str, pattern: str, gone: Sequence[str]
+) -> tuple[list[Any], list[Any]]:
+    """Return facts of what is gone with modules, and of what is in a new one."""
+    changes = evidence.about(topic)
+    left = (c for c in changes if not c.now and any(within(one, c.name) for one in gone))
+    came = (change for change in changes if within(pattern, change.name))
+    return [one for c in left for one in c.before], [one for c in came for one in c.now]
 
 
 def _kinds(layers: Mapping[str, tuple[Layer, ...]], path: str) -> set[str]:
@@ -507,7 +539,8 @@ def _kinds(layers: Mapping[str, tuple[Layer, ...]], path: str) -> set[str]:
 @rule("given", "{module} is given {now}, and was given {before}{since}")
 def given_more(evidence: Evidence) -> Cause | None:
     """A layer works on more than it did: every position instead of one, a longer sequence."""
-    if any(change.before for change in evidence.about(Topic.INPUTS)) or layer_gone(evidence):
+    inputs = evidence.about(Topic.INPUTS)
+    if any(change.before and change.now for change in inputs) or layer_gone(evidence):
         return None  # which says why
     larger = _given_larger(evidence)
     if not larger:

@@ -315,7 +315,7 @@ def held_between(evidence: Evidence) -> Cause | None:
     kinds = evidence.ran.kinds_before(evidence.first(first), _MADE_OF)
     of = _MADE_OF.get(kinds.pop(), "") if len(kinds) == 1 else ""
     if holder := _holder(evidence, rows):
-        what = f"the program keeps what it made{of} between two steps{holder}"
+        what = f"the program keeps what it made{of} after the backward{holder}"
         if holder.startswith(": the variable ") or holder.endswith(" makes"):
             what = f"what the program made{of} is alive{holder}"
     else:

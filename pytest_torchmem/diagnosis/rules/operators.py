@@ -221,7 +221,9 @@ def _replaced(
             return gone[name].before - gone[name].now <= _ABOUT * rises
         return any(within(one, module) or within(module, one) for one in alive[name])
 
-    order = {name: (name not in alive, gone[name].now - gone[name].before, name) for name in gone}
+    if wholly := {name for name in gone if not gone[name].now and is_replaced(name)}:
+        gone = {name: gone[name] for name in wholly}  # of others it is less sure
+    order = {name: (name not in alive, -evidence.most_of(name), name) for name in gone}
     return sorted(filter(is_replaced, gone), key=order.__getitem__)
 
 

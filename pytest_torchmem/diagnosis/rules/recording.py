@@ -16,7 +16,6 @@ from pytest_torchmem.diagnosis.causes import (
     holder_of,
     is_kept,
     largest,
-    listed,
     placed_in,
     rule,
     shown_by,
@@ -165,9 +164,7 @@ def no_longer_frozen(evidence: Evidence) -> Cause | None:
         words, are, were = f"all of {around}{evidence.was(around)}", "is", "parts of it were"
     into = [name for one in lost for name, was in evidence.names.items() if within(one.name, was)]
     moved = f"; its parts are in {evidence.short(into[0].rpartition('.')[0])} now" if into else ""
-    lines = evidence.watched.written.get("trained", ())
-    is_few = 0 < len(lines) <= setup.MOST_WRITTEN
-    sets = f": requires_grad is set at {listed(lines)}" if is_few else ""
+    sets = setup.written(evidence, "trained", ": requires_grad is set")
     values = {"modules": f"{words} {are}", "were": were, "moved": moved, "setters": sets}
     found = cause("trained", dict.fromkeys(rows), **values)
     if found is None or lost[1:] or within(lost[0].name, shown_by(found.rows).what.module):

@@ -59,7 +59,7 @@ _DECIDES = {
 }
 """By parts of settings' names: what they decide, where that is not everything."""
 _MOST_SHOWN = 3
-MOST_WRITTEN = 3
+_MOST_WRITTEN = 3
 """Lines of the source that are named beside a cause."""
 _OF_OPTIMIZER = (Role.OPTIMIZER_STATE, Role.OPTIMIZER_TEMPORARY)
 
@@ -174,9 +174,15 @@ def _inside_or_all(evidence: Evidence, change: FactChange) -> Iterable[Row]:
 
 
 def _region_off(evidence: Evidence, change: FactChange) -> Origin | None:
-    """Return where autocast is entered that is off, if it is around what is to blame."""
+    """Return where autocast is entered that is off, if it is around what is to blame; where none
+    is entered, the only line that could.
+    """
     line = next((line for line, is_off in evidence.watched.regions.items() if is_off), "")
-    return Origin(Phase.FORWARD, "", "torch.autocast(enabled=False)", line) if line else None
+    if line:
+        return Origin(Phase.FORWARD, "", "torch.autocast(enabled=False)", line)
+    written = evidence.watched.written.get("autocast", ())
+    is_alone = len(written) == 1 and not evidence.watched.regions
+    return Origin(Phase.FORWARD, "", "autocast, not entered", written[0]) if is_alone else None
 
 
 def _made_at(evidence: Evidence, change: FactChange) -> Origin | None:
@@ -562,13 +568,17 @@ def _why_not_checkpointed(evidence: Evidence, place: str) -> str:
     for change in evidence.about(Topic.MODES):
         is_new = _is_in("eval", change.now) and not _is_in("eval", change.before)
         if is_new and (within(change.name, place) or within(place, change.name)):
-            return ": it is in eval mode, and was not"
+            return f": it is in eval mode, and was not{written(evidence, 'eval', ', by eval()')}"
     around = (one for one in calls_in_eval_mode(evidence) if within(one[0], place))
-    written = evidence.watched.written.get("checkpoint", ())
-    at = f": checkpoint at {listed(written)} is not called for it"
-    return "".join(f": {module} {IN_EVAL.format(*words)}" for module, *words in around) or (
-        at if 0 < len(written) <= MOST_WRITTEN else ""
-    )
+    at = written(evidence, "checkpoint", ": checkpoint")
+    at += " is not called for it" if at else ""
+    return "".join(f": {module} {IN_EVAL.format(*words)}" for module, *words in around) or at
+
+
+def written(evidence: Evidence, what: str, before: str) -> str:
+    """Return in words at which few lines of the source something is, or ""."""
+    lines = evidence.watched.written.get(what, ())
+    return f"{before} at {listed(lines)}" if 0 < len(lines) <= _MOST_WRITTEN else ""
 
 
 IN_EVAL = "is in eval mode in {} calls, and was in {}"
@@ -588,7 +598,7 @@ def calls_in_eval_mode(evidence: Evidence) -> Iterator[tuple[str, str, str]]:
             yield module, f"{now} of {calls.number}", str(before)
 
 
-@rule("tied", "{parameter} is no longer tied to {other}", sure=True)
+@rule("tied", "{parameter} is no longer tied to {other}{at}", sure=True)
 def untied(evidence: Evidence) -> Cause | None:
     """Two parameters that were one are two."""
     for change in (one for one in evidence.about(Topic.TIED) if one.before and not one.now):
@@ -602,7 +612,8 @@ def untied(evidence: Evidence) -> Cause | None:
         if rows:
             first = shown_by([row for row in rows if within(owner, row.what.module)])
             parameter, other = evidence.short(change.name), evidence.short(change.before)
-            return cause("tied", rows, first, parameter=parameter, other=other)
+            at = written(evidence, "tied", "; a weight is set")
+            return cause("tied", rows, first, parameter=parameter, other=other, at=at)
     return None
 
 

@@ -26,7 +26,6 @@ from pytest_torchmem.profile.facts import AUTOCAST, Topic
 from pytest_torchmem.profile.module_paths import fold, prefixes
 from pytest_torchmem.profile.timeline import Allocation, Kind, Origin, Phase, Role
 from pytest_torchmem.snapshots.alive import What
-from pytest_torchmem.units import format_size
 
 _DOUBLE = ("float64", "complex128")
 _STANDING_ROLES = (Role.BUFFER, Role.PARAMETER, Role.INPUT)
@@ -354,7 +353,7 @@ def _does(row: Row, original: Allocation) -> str:
     if original.dtype and original.dtype != row.what.dtype:
         return f"makes {tensor} of the {original.dtype}"
     if original.nbytes < row.what.nbytes:
-        return f"writes out as {tensor} the {format_size(original.nbytes)}"
+        return f"writes out {tensor}"
     return f"copies the {tensor}"
 
 
