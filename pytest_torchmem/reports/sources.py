@@ -154,7 +154,7 @@ def _entries(path: Path) -> Mapping[format.Key, format.Entry]:
 
 
 def _report(name: str, data: dict[str, Any]) -> Source:
-    if data.get("schema") != SCHEMA:
+    if data.get("schema") not in range(1, SCHEMA + 1):
         raise UsageError(
             f"{name} is a report of schema {data.get('schema')!r}, and this pytest-torchmem reads "
             f"schema {SCHEMA}"
@@ -166,17 +166,20 @@ def _report(name: str, data: dict[str, Any]) -> Source:
             key = format.read_key(check, texts, "a check")
             where = (texts["nodeid"].removesuffix(f"::{key.test}"), key)
             if texts["outcome"] != Outcome.NOT_CHECKED.value:
-                alive = check.get("alive")
+                alive, older = check.get("alive"), data["schema"] < SCHEMA
                 source.entries[where] = format.Entry(
                     key,
                     texts["torch"],
                     texts["workload"],
                     table_of(check["figures"], f"{key}: figures", size),
                     alive=format.read_alive(alive, "alive") if alive else None,
-                    facts=format.read_facts(check.get("facts", {}), "facts"),
-                    grew=format.read_told(check.get("grew"), "grew"),
+                    facts=format.read_facts(check.get("facts", {}), "facts", older=older),
+                    grew=format.read_told(check.get("grew", check.get("growth")), "grew"),
                 )
-            elif check["failed"] or (key.device and not check["left_out"]):
+            # Older reports do not say whether it is left out, only whether the test passed.
+            elif check["failed"] or (
+                key.device and not check.get("left_out", check["test_passed"])
+            ):
                 source.unchecked[where] = texts["message"].partition("\n")[0] or texts["outcome"]
     except SnapshotError as error:
         raise UsageError(f"{name} is not a complete report: {error}") from None

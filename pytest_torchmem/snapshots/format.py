@@ -13,11 +13,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from pytest_torchmem.errors import SnapshotError, UsageError
-from pytest_torchmem.figures import FIGURES, MEASURED
+from pytest_torchmem.figures import FIGURES, MEASURED, PEAKS
 from pytest_torchmem.printable import printable
 from pytest_torchmem.profile import facts
 from pytest_torchmem.profile.facts import FULL, Facts, Outline, Stretch
-from pytest_torchmem.profile.timeline import ComputedLater, Later
+from pytest_torchmem.profile.timeline import ComputedLater, Later, Role
 from pytest_torchmem.snapshots.alive import MOMENTS, Alive, Group, What
 from pytest_torchmem.snapshots.files import (
     FileContents,
@@ -32,6 +32,8 @@ from pytest_torchmem.snapshots.tolerance import parse_rules
 from pytest_torchmem.units import MOST, format_size
 
 _KEYS = {"at", "groups", "rest"}
+_FORMER_ROLES: dict[Any, str] = {"gradient in passing": Role.GRADIENT_TEMPORARY.value}
+"""What snapshots of before call some roles."""
 _TENSOR = re.compile(r"(\w+)\[((?:[0-9]{1,19}(?:, ?|(?=\])))*)\]")
 _COLUMNS = 9
 """Role, module, numbers, operator or name, tensor, line, bytes of one, counts by moment, and the
@@ -95,7 +97,8 @@ def _group(row: Any, at: list[str], where: str) -> Group:
     numbers = [nbytes, *counts]
     if any(isinstance(n, bool) or not isinstance(n, int) or n < 0 for n in numbers):
         raise SnapshotError(f"{where} has bytes or counts that are not whole numbers")
-    role, module, places, source, tensor, line = texts
+    former, module, places, source, tensor, line = texts
+    role = str(_FORMER_ROLES.get(former, former))
     dtype, shape = _tensor(tensor, where)
     what = What(role, module, source, dtype, shape, line, nbytes)
     return Group(what, {m: n for m, n in zip(at, counts, strict=True) if n}, places)
@@ -110,9 +113,13 @@ def _tensor(text: str, where: str) -> tuple[str, tuple[int, ...]]:
     return match[1], tuple(int(part) for part in match[2].split(",") if part)
 
 
-def read_facts(plain: Any, where: str) -> Facts:
-    """Return the facts of an entry, by topic and name."""
+def read_facts(plain: Any, where: str, *, older: bool = False) -> Facts:
+    """Return the facts of an entry, by topic and name; in ``older`` files they are texts."""
     try:
+        if older:
+            from pytest_torchmem.snapshots.older import upgraded_facts
+
+            plain = upgraded_facts(plain)
         return facts.read_facts(plain)
     except (AttributeError, LookupError, ValueError) as error:
         raise SnapshotError(f"{where}: {error}") from None
@@ -137,9 +144,13 @@ def _is_stretch(plain: Any) -> bool:
 
 
 SCHEMA = 4
+"""2: what was alive at each peak, in groups, and what the step was run with; 3: the course of the
+step's memory; 4: facts are lists and objects."""
 IDENTITY = ("test", "name", "device", "gpu", "torch_series")
 _WORLD = ("world_size", "rank")
 _TEXTS = ("torch", "workload")
+_FORMER = tuple(f"at_{peak}" for peak in PEAKS)
+"""Keys that schema 1 wrote, which are left out."""
 _OTHERS = ("reason", "tolerance", "measured", "alive", "facts", "timeline", "grew")
 _MOST_TOLD = 6
 """Causes that an entry keeps: those of a pull request that was updated several times."""
@@ -296,7 +307,7 @@ def load(text: str) -> Snapshot:
     data = parse_file(text, "snapshot", SCHEMA, "entries")
     entries: dict[Key, Entry] = {}
     for number, plain in enumerate(data["entries"], start=1):
-        entry = _entry(plain, f"entry {number}")
+        entry = _entry(plain, f"entry {number}", data["schema"])
         if entry.key in entries:
             raise SnapshotError(f"has two entries for {entry.key}. Remove one of them")
         entries[entry.key] = entry
@@ -304,7 +315,7 @@ def load(text: str) -> Snapshot:
     return FileContents(entries, extra)
 
 
-def _entry(plain: Any, where: str) -> Entry:
+def _entry(plain: Any, where: str, schema: int) -> Entry:
     test = plain.get("test") if isinstance(plain, dict) else None
     if isinstance(test, str) and test:
         where = f"the entry of {test}"
@@ -319,14 +330,18 @@ def _entry(plain: Any, where: str) -> Entry:
         raise SnapshotError(str(error)) from None
     if "peak" not in plain:
         raise SnapshotError(f'{where} has no "peak"')
-    known = {*IDENTITY, *_WORLD, *_TEXTS, *FIGURES, *_OTHERS}
+    known = {*IDENTITY, *_WORLD, *_TEXTS, *FIGURES, *_OTHERS, *_FORMER}
     return Entry(
         key=read_key(plain, texts, where),
         torch=texts["torch"],
         workload=texts["workload"],
         figures=table_of({n: plain[n] for n in FIGURES if n in plain}, where, size),
         alive=read_alive(plain["alive"], f"{where}, alive") if "alive" in plain else None,
-        facts=read_facts(plain.get("facts", {}), f"{where}, facts"),
+        facts=read_facts(
+            plain.get("facts", {}) if schema > 2 else {},  # of before, many topics lack
+            f"{where}, facts",
+            older=schema < SCHEMA,
+        ),
         timeline=read_outline(plain.get("timeline", []), f"{where}, timeline"),
         tolerance=tolerance,
         reason=reason,
@@ -337,7 +352,7 @@ def _entry(plain: Any, where: str) -> Entry:
 
 
 def read_told(plain: Any, where: str) -> tuple[Told, ...]:
-    """Return what was said of growths, each a list."""
+    """Return what was said of growths; older files have an object for the last one alone."""
     found = []
     for one in plain if isinstance(plain, list) else [plain or {}]:
         row = dict(zip(Told._fields, one, strict=False)) if isinstance(one, list) else one

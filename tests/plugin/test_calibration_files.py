@@ -234,7 +234,7 @@ def directory(tmp_path: Path) -> Path:
     path = calibration_path(tmp_path / "test_net.py")
     path.parent.mkdir()
     path.write_text(TEXT)
-    snapshot_path(tmp_path / "test_net.py").write_text('{"schema": 4, "entries": []}')
+    snapshot_path(tmp_path / "test_net.py").write_text('{"schema": 1, "entries": []}')
     return tmp_path
 
 
@@ -275,7 +275,7 @@ def test_verify_and_show(directory: Path, capsys: pytest.CaptureFixture[str]) ->
 
 def test_compare_leaves_it_out(directory, capsys, monkeypatch):
     entry = {"test": "test_it", "device": "cpu", "torch": "2.13.0", "peak": 5}
-    snapshot = json.dumps({"schema": 4, "entries": [entry]})
+    snapshot = json.dumps({"schema": 1, "entries": [entry]})
     snapshot_path(directory / "test_net.py").write_text(snapshot)
     for command in ("init -q", "add .", "commit -q -m one"):
         git(directory, *command.split())

@@ -101,7 +101,7 @@ def test_what_cannot_be_compared_exits_2(folders, command, base, message):
     (folders / "broken.json").write_text("{")
     kind = "pytest-torchmem report"
     (folders / "newer.json").write_text(json.dumps({"kind": kind, "schema": 99}))
-    (folders / "part.json").write_text(json.dumps({"kind": kind, "schema": 3, "checks": [{}]}))
+    (folders / "part.json").write_text(json.dumps({"kind": kind, "schema": 1, "checks": [{}]}))
     error = command("compare", base, "head", status=2)
     assert error.startswith("torchmem: error: ")
     assert message in error

@@ -126,7 +126,7 @@ def test_hostile_files_in_comparisons(light, monkeypatch, command):
     for file, peak in (("a/test_x.json", 10), ("b/test_x.json", 20)):
         (light.path / file).parent.mkdir()
         entry = {"test": NAME, "name": NAME, "device": "cpu", "torch": NAME + file, "peak": peak}
-        text = json.dumps({"schema": 4, "entries": [{**entry, "reason": NAME + file}]})
+        text = json.dumps({"schema": 1, "entries": [{**entry, "reason": NAME + file}]})
         (light.path / file).write_text(text)
     for how in ("text", "markdown"):
         shown = command("compare", "a/test_x.json", "b/test_x.json", "--format", how, status=1)
