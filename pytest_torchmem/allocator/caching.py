@@ -35,6 +35,9 @@ SMALL_SEGMENT = 2 * MIB
 MIN_LARGE = 10 * MIB
 """Requests from this size on have segments of their own, in multiples of ``ROUND_LARGE``."""
 ROUND_LARGE = 2 * MIB
+_SMALL_PAGE = 2 * MIB
+#: Addresses for a device that never runs out.
+_UNLIMITED = 1 << 44
 
 
 class OutOfMemory(Exception):
@@ -66,10 +69,6 @@ class CachingAllocator(ReservedMemory):
         self.private = PrivatePools()
         self.active: set[Block] = set()
         self._waiting: list[Block] = []
-
-    @property
-    def _expandable(self) -> ExpandableSegments:
-        return ExpandableSegments(self)  # kept here, it would hold what holds it
 
     def allocate(self, nbytes: int, stream: int = 0, private: PoolId | None = None) -> Block | None:
         """Return a block for ``nbytes``, or ``None`` for no bytes (``malloc``).
@@ -137,7 +136,7 @@ class CachingAllocator(ReservedMemory):
                 elif not block.is_split:
                     self._release(block)
             for block in expandable:
-                self._expandable.unmap(block)
+                self._unmap(block)
 
     def rounded(self, nbytes: int) -> int:
         """Return the size of the block that a request needs (``round_size``)."""
@@ -183,7 +182,7 @@ class CachingAllocator(ReservedMemory):
             return None
         block = blocks[position][2]
         if block.expandable is not None:
-            position = self._expandable.choose(blocks, position)
+            position = self._choose(blocks, position)
             if position < 0:
                 return None
             block = blocks[position][2]
@@ -219,7 +218,7 @@ class CachingAllocator(ReservedMemory):
         if self.options.expandable_segments:
             if not self.may_have(segment):
                 return None
-            return self._expandable.allocate(pool, size, stream)
+            return self._expand(pool, size, stream)
         if not self.has_room(segment):
             return None
         block = Block(self.addresses.take(segment), segment, stream, pool)
@@ -358,24 +357,14 @@ class CachingAllocator(ReservedMemory):
                     count -= 1
                     self._release(block)
 
+    # -- expandable segments -----------------------------------------------------------------------
 
-_SMALL_PAGE = 2 * MIB
-#: Addresses for a device that never runs out.
-_UNLIMITED = 1 << 44
-
-
-class ExpandableSegments:
-    """What an allocator does differently with expandable segments."""
-
-    def __init__(self, memory: ReservedMemory) -> None:
-        self._memory = memory
-
-    def choose(self, blocks: list[tuple[int, int, Block]], position: int) -> int:
+    def _choose(self, blocks: list[tuple[int, int, Block]], position: int) -> int:
         """Return the position of the free block to take, from the first that is large enough. -1
         where there is none. A block's size is here the one it can grow to, so that a full segment
         is taken before one that has room to grow (``get_free_block``).
         """
-        if not self._memory.options.expandable_segments:
+        if not self.options.expandable_segments:
             # Switched off in the meantime: only blocks of ordinary segments are taken.
             while position < len(blocks) and blocks[position][2].expandable is not None:
                 position += 1
@@ -390,7 +379,7 @@ class ExpandableSegments:
             following += 1
         return position
 
-    def allocate(self, pool: Pool, size: int, stream: int) -> Block | None:
+    def _expand(self, pool: Pool, size: int, stream: int) -> Block | None:
         """Return a free block of at least ``size`` bytes with memory, or ``None``."""
         block = self._find(pool, size, stream)
         if not block.mapped and not self._map(block, min(block.size, size)):
@@ -404,7 +393,7 @@ class ExpandableSegments:
         pool.erase(block)
         return block
 
-    def unmap(self, block: Block) -> None:
+    def _unmap(self, block: Block) -> None:
         """Give the whole pages of a free block back to the device (``unmap_block``)."""
         segment, pool = block.expandable, block.pool
         assert segment is not None
@@ -427,7 +416,7 @@ class ExpandableSegments:
         block.merge(block.before)
         block.merge(block.after)
         pool.insert_unmapped(block)
-        self._memory.change_reserved(-size, pool.is_small)
+        self.change_reserved(-size, pool.is_small)
         if not block.is_split:
             pool.erase_unmapped(block)  # the whole segment is gone
 
@@ -438,26 +427,23 @@ class ExpandableSegments:
             assert start is not None
             if _addresses(start, size) >= size:
                 return start
-        memory = self._memory
-        page = _SMALL_PAGE if pool.is_small else memory.options.large_segment_size
-        total = memory.total if memory.total is not None else _UNLIMITED
+        page = _SMALL_PAGE if pool.is_small else self.options.large_segment_size
+        total = self.total if self.total is not None else _UNLIMITED
         # 1 1/8 of the device's memory, in whole pages.
         nbytes = -(-(total + total // 8) // page) * page
-        segment = Expandable(memory.addresses.reserve(nbytes), nbytes, page)
+        segment = Expandable(self.addresses.reserve(nbytes), nbytes, page)
         block = Block(segment.address, nbytes, stream, pool, segment, mapped=False)
         pool.insert_unmapped(block)
         return block
 
     def _map(self, block: Block, size: int) -> bool:
         """Have memory for the first ``size`` bytes of a block, in whole pages; whether there is."""
-        segment, pool, memory = block.expandable, block.pool, self._memory
+        segment, pool = block.expandable, block.pool
         assert segment is not None
         begin = (block.address - segment.address) // segment.page
         end = -(-(block.address + size - segment.address) // segment.page)
         nbytes = (end - begin) * segment.page
-        if not nbytes or (
-            memory.capacity is not None and memory.reserved + nbytes > memory.capacity
-        ):
+        if not nbytes or (self.capacity is not None and self.reserved + nbytes > self.capacity):
             return False
         pool.erase_unmapped(block)
         block.mapped = True
@@ -470,7 +456,7 @@ class ExpandableSegments:
         block.merge(block.before)
         block.merge(block.after)
         pool.insert(block)
-        memory.change_reserved(nbytes, pool.is_small)
+        self.change_reserved(nbytes, pool.is_small)
         return True
 
 

@@ -22,7 +22,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import BuiltinMethodType, MethodType
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -84,16 +84,6 @@ def _copy_of(generator: torch.Generator) -> torch.Generator:
     return made
 
 
-class _Own:
-    """What the running trace has for itself."""
-
-    now: torch.Generator | None = None
-    """What the operator draws from that is being computed, where that is another."""
-    torch: torch.Generator | None = None
-    """The generator of torch's, if it has one."""
-    forwards: ForwardDraws | None = None
-
-
 class Draws:
     """What traces draw that their steps may decide by: LayerDrop skips a layer so.
 
@@ -142,16 +132,27 @@ class Draws:
         drawn.fill_(low + (high - low) * (self._end and 1 - 2**-24))  # as float32 has it
 
 
-def drawing(draws: Draws) -> AbstractContextManager[None]:
-    return having(_Current, draws=draws)
+class _Own:
+    """What the running trace has for itself."""
 
-
-class _Current:
+    now: torch.Generator | None = None
+    """What the operator draws from that is being computed, where that is another."""
+    host: torch.Generator | None = None
+    """The generator of torch's, if it has one."""
+    forwards: ForwardDraws | None = None
     draws = Draws(noted=False)
+    apart: ClassVar[dict[int, torch.Generator]] = {}
+    """GPUs' default generators that have a sequence of their own, by the index of the GPU."""
+    defaults: ClassVar[dict[int, int]] = {}
+    """The indices of GPUs by the addresses of their default generators."""
+
+
+def drawing(draws: Draws) -> AbstractContextManager[None]:
+    return having(_Own, draws=draws)
 
 
 def current_draws() -> Draws:
-    return _Current.draws
+    return _Own.draws
 
 
 def is_alone() -> bool:
@@ -161,12 +162,12 @@ def is_alone() -> bool:
 
 def own_generator() -> torch.Generator | None:
     """Return what values of the running trace are drawn from; None for torch's default one."""
-    return _Own.now or _Own.torch
+    return _Own.now or _Own.host
 
 
 def current_generator() -> torch.Generator:
     """Return what values of the running trace are drawn from."""
-    return _Own.now or _Own.torch or torch.default_generator
+    return _Own.now or _Own.host or torch.default_generator
 
 
 def forward_draws() -> ForwardDraws:
@@ -208,11 +209,11 @@ def own_generators(on_thread: Callable[[], bool]) -> Iterator[None]:
     made.manual_seed(0)
     default: Any = default_generator.original
     with ExitStack() as stack:
-        _Own.torch = made
-        stack.callback(setattr, _Own, "torch", None)
+        _Own.host = made
+        stack.callback(setattr, _Own, "host", None)
         by_thread = Instead(lambda name: getattr(made if on_thread() else default, name))
         stack.enter_context(replaced_all([default_generator.by(by_thread)]))
-        draws = _Current.draws
+        draws = _Own.draws
         python = random.Random()
         stack.callback(draws.note, python, draws.seed_python(python))
         of_python = _functions_of(random, random.seed, python, on_thread)
@@ -250,41 +251,28 @@ def _by_thread(
     return function
 
 
-class _Gpus:
-    """The default generators of the running trace's GPUs."""
-
-    def __init__(self) -> None:
-        self.apart: dict[int, torch.Generator] = {}
-        """Those that have a sequence of their own, by the index of the GPU."""
-        self.defaults: dict[int, int] = {}
-        """The indices by the generators' addresses."""
-
-
-_GPUS = _Gpus()
-
-
 def gpu_generators(defaults: Sequence[torch.Generator]) -> AbstractContextManager[None]:
     """Let GPUs have default generators, which draw from the host's at first."""
     indices = {one._cdata: index for index, one in enumerate(defaults)}  # type: ignore[attr-defined]
-    return having(_GPUS, apart={}, defaults=indices)
+    return having(_Own, apart={}, defaults=indices)
 
 
 def set_apart(generator: torch.Generator) -> None:
     """Let a GPU's default generator draw for itself; for any other it does so anyway."""
     index = _index_of(generator)
     if index is not None:
-        _GPUS.apart[index] = generator
+        _Own.apart[index] = generator
 
 
 def drawn_from(generator: torch.Generator) -> torch.Generator:
     """Return what a generator's numbers come from: the host's, for a GPU's that is not apart."""
-    if not _GPUS.defaults:
+    if not _Own.defaults:
         return generator
     index = _index_of(generator)
     if index is None:
         return generator
     _join()
-    return _GPUS.apart.get(index) or current_generator()
+    return _Own.apart.get(index) or current_generator()
 
 
 def generator_on(device: torch.device | None) -> torch.Generator:
@@ -304,20 +292,20 @@ def drawing_on(device: torch.device | None) -> Iterator[None]:
 
 
 def _index_of(generator: torch.Generator) -> int | None:
-    return _GPUS.defaults.get(generator._cdata)  # type: ignore[attr-defined]
+    return _Own.defaults.get(generator._cdata)  # type: ignore[attr-defined]
 
 
 def _apart_on(device: torch.device | None) -> torch.Generator | None:
-    if not _GPUS.apart:
+    if not _Own.apart:
         return None
     _join()
-    return None if device is None or device.type != "cuda" else _GPUS.apart.get(device.index)
+    return None if device is None or device.type != "cuda" else _Own.apart.get(device.index)
 
 
 def _join() -> None:
     """Let generators that are where the host's is draw from that again."""
-    if _GPUS.apart:
+    if _Own.apart:
         host = current_generator()
-        for index, generator in list(_GPUS.apart.items()):
+        for index, generator in list(_Own.apart.items()):
             if content_of(state_of(generator)) == content_of(state_of(host)):
-                del _GPUS.apart[index]
+                del _Own.apart[index]
