@@ -102,6 +102,12 @@ def are_among(numbers: str, others: str) -> bool:
     )
 
 
+def have_common(numbers: str, others: str) -> bool:
+    """Tell whether numbers have some in common with others, star by star."""
+    pairs = zip(read_numbers(numbers), read_numbers(others), strict=False)
+    return all(not own or not other or bool(own & other) for own, other in pairs)
+
+
 class EveryNumber:
     """All numbers that modules of each pattern have, to tell one block from all of them."""
 

@@ -78,8 +78,11 @@ def made_at(module: nn.Module, path: Sequence[str]) -> str:
         made = _filling(file, kind.__name__, path[0])
         if len(made) == 1:
             value = made[0].value if _sets(made[0]) else made[0]
+            scope = vars(sys.modules[kind.__module__])
             for part in path[1:] if _sets(made[0]) else ():  # of a ``Sequential`` or a list
-                items = getattr(value, "args", ())
+                called = getattr(getattr(value, "func", None), "id", "")
+                is_function = isinstance(scope.get(called), FunctionType)  # of other arguments
+                items = () if is_function else getattr(value, "args", ())
                 items = items[0].elts if items and isinstance(items[0], ast.List) else items
                 before = items[: int(part) + 1] if part.isdecimal() else ()
                 is_there = part.isdecimal() and len(before) == int(part) + 1
@@ -87,7 +90,6 @@ def made_at(module: nn.Module, path: Sequence[str]) -> str:
                     break
                 value = before[-1]
             names = {one.__name__ for one in type(module.get_submodule(".".join(path))).__mro__}
-            scope = vars(sys.modules[kind.__module__])
             return place_among([_made_by(value, scope, names) or (file, value.lineno)])
     return ""
 

@@ -36,6 +36,7 @@ from pytest_torchmem.profile.module_paths import (
     are_among,
     common_parent,
     fold,
+    have_common,
     join_numbers,
     only_in,
     prefixes,
@@ -372,10 +373,7 @@ def _wrapped_at(evidence: Evidence, pattern: str, layer: Layer) -> Origin | None
 
 def _is_about(row: Row, pattern: str, numbers: str) -> bool:
     """Tell whether a row is about a module of these numbers, or about none of the pattern."""
-    if not within(pattern, row.what.module):
-        return True
-    pairs = zip(read_numbers(row.numbers), read_numbers(numbers), strict=False)
-    return all(not own or not wanted or own & wanted for own, wanted in pairs)
+    return not within(pattern, row.what.module) or have_common(row.numbers, numbers)
 
 
 def _is_before(

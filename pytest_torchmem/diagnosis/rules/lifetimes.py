@@ -20,6 +20,7 @@ from pytest_torchmem.diagnosis.causes import (
 from pytest_torchmem.diagnosis.difference import Row
 from pytest_torchmem.figures import END, HOST, PEAK
 from pytest_torchmem.profile.facts import Calls, Topic
+from pytest_torchmem.profile.module_paths import have_common
 from pytest_torchmem.profile.timeline import Kind, Origin, Phase, Role
 
 _FORWARD = ("forward_peak", "retained")
@@ -434,8 +435,13 @@ def more_recomputed(evidence: Evidence) -> Cause | None:
 def is_resized(evidence: Evidence, row: Row) -> bool:
     """Tell whether the operator made something of another size or type there, at any moment."""
     own = row.what
-    gone = evidence.gone(own.module, own.source)
-    return any((one.shape, one.dtype) != (own.shape, own.dtype) for one in gone)
+    gone = {*evidence.gone(own.module, own.source)}
+    return any(
+        (one.what.shape, one.what.dtype) != (own.shape, own.dtype)
+        and have_common(row.numbers, one.numbers)
+        for one in evidence.known_groups
+        if one.what in gone
+    )
 
 
 def _no_more_often(evidence: Evidence, row: Row) -> bool:

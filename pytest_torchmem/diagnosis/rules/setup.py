@@ -375,6 +375,8 @@ def inputs_changed(evidence: Evidence) -> Cause | None:
         fewer += f" ({sides[0]} instead of {sides[1]} under no_grad)"
     text = _step_of_input(changed[0]) + more + fewer
     retyped = any(_types(one.before) != _types(one.now) for one in changed)
+    if retyped and " of " in changed[0].name and any(lost_modes(evidence, AUTOCAST)):
+        return None  # which says why another module makes another type
     new_shapes = [one for one in changed[0].now if one not in changed[0].before]
     is_made = " of " in changed[0].name and bool(new_shapes)
     index = evidence.ran.first_made(new_shapes[0], module) if is_made else -1
