@@ -99,10 +99,7 @@ class Measurement:
         return alike and not set(self.untold) - {"values"}
 
     def off(self, most: Tolerance) -> list[str]:
-        """Return the peaks of which trace and measurement differ by more than ``most``.
-
-        What the stand-in could not tell may be why, so that nothing can be said there.
-        """
+        """Return the peaks that differ by more than ``most``; none if the stand-in cannot tell."""
         if self.untold:
             return []
         return [

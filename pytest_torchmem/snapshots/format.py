@@ -204,11 +204,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Entry(ComputedLater):
-    """One test, name and device: its figures, facts that explain them, and comments of people.
-
-    What explains the figures of a trace is computed when it is read: a check that passes needs
-    none of it.
-    """
+    """One test, name and device: its figures, facts that explain them, and comments of people."""
 
     key: Key
     torch: str

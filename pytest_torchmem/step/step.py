@@ -238,9 +238,7 @@ def asked_engine(around: _Around, is_here: Callable[[], bool]) -> tuple[Any, Map
 
 
 def engine_runs(within: _Within) -> AbstractContextManager[None]:
-    """Run the autograd engine within ``within()`` where this thread starts it, for no graph that
-    is compiled.
-    """
+    """Run the engine within ``within()`` where this thread starts it, for no compiled graph."""
 
     def around(run: Callable[..., Any]) -> Callable[..., Any]:
         def run_within(*args: Any, **kwargs: Any) -> Any:
