@@ -64,7 +64,10 @@ class ModuleNames(threading.local):
 
 @contextmanager
 def every_call(how: Callable[[str, int], Call | None]) -> Iterator[None]:
-    """Have calls of modules done by what ``how(path, depth)`` returns, if anything."""
+    """Have calls of modules done by what ``how(path, depth)`` returns, unless that is ``None``.
+
+    The outermost module has the path ``""`` and the depth 0.
+    """
     names = ModuleNames()
 
     def instead(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -441,7 +444,10 @@ class _Layer:
 
 
 class LossMode(FunctionMode):
-    """Computes linear layers and the cross entropy of their output together."""
+    """Computes linear layers and the cross entropy of their output together.
+
+    What the program has in between is a number, expanded to the shape of the logits.
+    """
 
     def __init__(self, numbers: Collection[int], fused: bool) -> None:
         super().__init__()

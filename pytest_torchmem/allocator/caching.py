@@ -306,7 +306,9 @@ class CachingAllocator(ReservedMemory):
         block.pool.erase(block)
 
     def _release_available(self, pool: Pool, size: int, stream: int) -> bool:
-        """Give back enough oversize segments for one (``release_available_cached_blocks``)."""
+        """Give back oversize segments, just enough for one (``release_available_cached_blocks``).
+        Whether enough was given back.
+        """
         limit = self.options.max_split_size
         if limit is None:
             return False
@@ -479,7 +481,9 @@ def _addresses(block: Block | None, enough: int) -> int:
 def segments(
     allocator: CachingAllocator, index: int = 0, pool: PoolId | None = None
 ) -> list[dict[str, Any]]:
-    """Return what ``torch.cuda.memory_snapshot`` does, of one private ``pool`` or of all."""
+    """Return the segments and their blocks as ``torch.cuda.memory_snapshot`` does. Those of one
+    private ``pool``, or all.
+    """
     found: list[dict[str, Any]] = []
     last: Block | None = None
     for block in allocator.blocks():

@@ -99,7 +99,10 @@ class Measurement:
         return alike and not set(self.untold) - {"values"}
 
     def off(self, most: Tolerance) -> list[str]:
-        """Return the peaks that differ by more than ``most``; none if the stand-in cannot tell."""
+        """Return the peaks of which trace and measurement differ by more than ``most``.
+
+        What the stand-in could not tell may be why, so that nothing can be said there.
+        """
         if self.untold:
             return []
         return [

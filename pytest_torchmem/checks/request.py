@@ -345,7 +345,10 @@ def worlds_of(
 def _refuse_contradictions(
     budget: Budget, devices: tuple[str, ...] | None, given: Mapping[str, Any]
 ) -> None:
-    """Raise ``UsageError`` where a marker and a check, or a device and a GPU, contradict."""
+    """Raise ``UsageError`` where a marker and a check, or a device and a GPU, do not go together.
+
+    One of them would silently not be checked.
+    """
     here, gpu = "name it in one place", given.get("gpu")
     others = [d for d in devices or () if budget.devices is not None and d not in budget.devices]
     if others:

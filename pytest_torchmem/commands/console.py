@@ -37,7 +37,10 @@ _OWN = str(Path(__file__).parent.parent)
 
 
 def prepare_streams() -> None:
-    """Let every letter be printed, and to nowhere where a stream was closed (``>&-``)."""
+    """Let everything be printed, and to nowhere where a stream was closed (``>&-``).
+
+    A name may have letters that a terminal has not.
+    """
     if sys.stdout is None:  # Python's answer to a closed descriptor
         sys.stdout = _nowhere()
     if sys.stderr is None:

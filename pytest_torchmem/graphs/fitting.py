@@ -136,7 +136,10 @@ class _Search:
         return middle if self._streak else max(bad - max((bad - good) // 16, 1), middle)
 
     def _on_lines(self, bad: int) -> int:
-        """Return the last size within the limit, on lines through the two largest that fit."""
+        """Return the last size within the limit, on lines through the two largest that fit.
+
+        What the allocator reserves beyond what is alive is taken to stay the same.
+        """
         one, two = sorted(self.profiles)[-2:]
         before, now = self.profiles[one], self.profiles[two]
         memory, gpu = self._options["memory"], find_gpu(self._options["gpu"] or DEFAULT_GPU)
@@ -298,7 +301,9 @@ def trace_built(build: Build, sizes: Sizes, **options: Any) -> MemoryProfile:
 
 
 def gpu_seen(device: str | None, gpu: str | None) -> AbstractContextManager[None]:
-    """Have the GPU of a trace on cuda be there for what a program does before its step."""
+    """Have the GPU of a trace be there, for what a program does before its step: it may put its
+    model on cuda, and ask about the GPU. Nothing happens for ``"cpu"``.
+    """
     if device != "cuda":
         return nullcontext()
     from pytest_torchmem.tracing.layers import StandingGpu

@@ -114,7 +114,10 @@ def graph_profile(
 
 
 class _Program:
-    """Runs graphs as a program that holds what they are given and return, and counts events."""
+    """Runs graphs as a program does that holds what they are given and what they return to it.
+
+    It takes note of how many events there are on the graphs' device.
+    """
 
     def __init__(
         self, forward: fx.GraphModule, backward: fx.GraphModule | None, mutated: int
@@ -286,7 +289,10 @@ def note(name: str) -> None:
 
 
 def _noting(module: fx.GraphModule) -> fx.GraphModule:
-    """Return a module whose graph says before each node which one it is."""
+    """Return a module whose graph says before each node which one it is.
+
+    The code that is made of it lets go of values where that of the original does.
+    """
     graph = copy.deepcopy(module.graph)
     for node in tuple(graph.nodes):
         if node.op != "placeholder":

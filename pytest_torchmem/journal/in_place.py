@@ -372,7 +372,9 @@ class InPlace:
     # -- what a program changes itself -------------------------------------------------------------
 
     def note(self, tensor: Tensor, *, keeps: bool = True) -> Noted | None:
-        """Return what a tensor was that stays where it is; with its data if this ``keeps`` it."""
+        """Return what a tensor was that stays where it is, before anything is done with it.
+        ``keeps``: with its data.
+        """
         noted = self._noted.get(id(tensor))
         if noted is None or noted.one() is not tensor:
             if id(tensor) in self._laid or private.has_dispatch(tensor):

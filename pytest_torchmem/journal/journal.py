@@ -127,7 +127,9 @@ def _switching() -> Iterator[None]:
 
 
 def run_alone(switch_on: Callable[[ExitStack], None], body: Callable[[], _Result]) -> _Result:
-    """Run ``body`` with what is switched on; raises ``UsageError`` within a trace or transform."""
+    """Run ``body`` with what ``switch_on`` puts onto a stack, which is switched off at the end.
+    Raises ``UsageError`` where a trace is running already, or a transform of functions.
+    """
     if torch_settings.is_within_transform():
         raise UsageError(
             "a trace cannot run inside of torch.vmap, torch.func.grad, jvp or another transform of "
@@ -232,7 +234,9 @@ _set: Callable[[int, _Handler], object] = _signal.signal
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Run handlers of signals that arrive meanwhile afterwards; they run on the main thread."""
+    """Run handlers of signals that arrive meanwhile afterwards, on the main thread. No other thread
+    runs any.
+    """
     arrived: list[tuple[int, FrameType | None]] = []
     handlers: dict[int, _Handler] = {}
     try:

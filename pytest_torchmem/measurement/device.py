@@ -51,7 +51,9 @@ class Device:
         return ""
 
     def gpu(self) -> Gpu:
-        """Return the GPU, under the catalogue's name if it has one; makes a CUDA context."""
+        """Return the driver's description of the GPU, under the catalogue's name if it has one.
+        Makes a CUDA context.
+        """
         found = torch.cuda.get_device_properties(torch.cuda.current_device())
         return known_gpu(
             Gpu(
@@ -90,7 +92,9 @@ class Device:
 
     @contextmanager
     def taken(self) -> Iterator[None]:
-        """Have a GPU alone: workers of pytest-xdist that share one measure one after the other."""
+        """Have a GPU alone: the workers of a run with pytest-xdist share the GPUs of a machine, and
+        of those that have the same, one measures at a time.
+        """
         worker = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
         if not worker.isdecimal():
             yield

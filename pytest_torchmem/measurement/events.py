@@ -185,7 +185,10 @@ class _OtherThreads:
         return [*freed, *taken]
 
     def released(self, event: MemoryEvent) -> MemoryEvent:
-        """Return a release of what another thread took, at the address of that in the record."""
+        """Return a release of what another thread took, at the address that it has in the record.
+
+        It may have taken as much as it released in between: then that block seems to live on.
+        """
         same = [block for block in self.live.values() if block.nbytes == -event.nbytes]
         if not self.acted or not same:  # from before the recording
             return event
@@ -215,7 +218,9 @@ def compiles(name: str) -> bool:
 def without_compilations(
     events: Sequence[MemoryEvent], spans: Sequence[tuple[int, int]]
 ) -> list[MemoryEvent]:
-    """Leave out what a compilation, of which ``spans`` are the times, both took and released."""
+    """Return the events without what one compilation both took and released. ``spans`` are the
+    times in which something was compiled, beginning and end; they may be nested.
+    """
     outermost: list[tuple[int, int]] = []
     for start, stop in sorted(spans, key=lambda span: (span[0], -span[1])):
         if not outermost or start > outermost[-1][1]:

@@ -82,7 +82,10 @@ class Checker:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Record a check that fails, also where the test catches it, or that outlives its test."""
+        """Record a check that fails, even where the test catches it, or that outlives its test.
+
+        It may run on a thread of the test's, whose exceptions nobody sees.
+        """
         self._others.refuse(self._process)
         self._running += 1
         try:
@@ -325,7 +328,10 @@ class Checker:
         return replace(request, devices=("cuda",))
 
     def _may_be_idle(self, request: Request) -> bool:
-        """Whether a test need not allocate anything: its marker is that of a class or module."""
+        """Whether a test need not allocate anything: its marker is that of a class or module.
+
+        It has to where a snapshot says that it did. On cuda alone the device may be forgotten.
+        """
         if not self.in_body or "cpu" not in request.devices:
             return False
         if any(node is self.item for node, _ in self.item.iter_markers_with_node(MARKER)):

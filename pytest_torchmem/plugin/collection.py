@@ -88,7 +88,10 @@ class Module:
         return sorted(name for name, node in self.members.items() if checks_memory(node))
 
     def hidden(self) -> list[str]:
-        """Return tests with an entry whose function is there and that a plugin or setting hides."""
+        """Return the tests with an entry whose function is there and was not collected.
+
+        Plugins and settings (``python_functions``) can hide it from pytest.
+        """
         collected = {test.partition("[")[0] for test in self.tests}
         return [
             test

@@ -112,7 +112,10 @@ NOT_HERE = (
 
 
 class OtherProcesses:
-    """Tells a test of checks in processes forked from its own, by a byte that they share."""
+    """Tells a test of the checks that were called in processes forked from its own.
+
+    They share a byte of memory with it, and nothing else that both could count on.
+    """
 
     def __init__(self) -> None:
         self._byte = mmap.mmap(-1, 1)

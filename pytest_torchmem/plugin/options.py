@@ -192,7 +192,10 @@ def _destination(option: _Option) -> str:
 
 
 def header(settings: Settings | None) -> str:
-    """Return the header; ``settings`` is ``None`` where nothing is set, and none has to be read."""
+    """Return the header: devices, GPU, torch, tolerance and what is done with snapshots.
+
+    ``settings`` is ``None`` where nothing is set, so that nothing has to be read.
+    """
     devices, gpu = tuple(DEFAULT_DEVICES.split(",")), DEFAULT_GPU
     tolerance, mode = DEFAULT_TOLERANCE, "comparing"
     if settings is not None:

@@ -197,7 +197,10 @@ class Run:
         return self._outcome(nodeid) == "passed" and not broke_off and not any(results)
 
     def _decision(self, nodeid: str) -> str:
-        """Return what became of a test; one of which a check broke off is as good as skipped."""
+        """Return what became of a test; one of which a check broke off is no better than skipped.
+
+        Its entries are not gone, and it may have been given another name.
+        """
         outcome, attempts = self._outcome(nodeid), self._attempts.get(nodeid, {}).values()
         undecided = outcome == "passed" and any(attempt.undecided for attempt in attempts)
         return "skipped" if undecided else outcome

@@ -258,7 +258,10 @@ class StandingGpus:
 
     @contextmanager
     def running(self, item: pytest.Item) -> Iterator[None]:
-        """Let a test see the GPU and the world that its fixtures use; traces have their own."""
+        """Let a test see the GPU that its fixtures put anything on; traces have their own.
+
+        It is in the world in which they have made a process group.
+        """
         sees = self._suite is not None or is_of_unittest(item) or self.on_cuda(item)
         with self.seen(item) if sees else nullcontext():
             world = self._world_of(item)
@@ -310,7 +313,11 @@ class StandingGpus:
         return world if self._seen_by(item) is not None else None
 
     def refuse_other_worlds(self, item: pytest.Item, worlds: Sequence[World | None]) -> None:
-        """Raise ``UsageError`` if a fixture goes by another process than these that are traced."""
+        """Raise ``UsageError`` if a fixture goes by another process than these, which are traced.
+
+        A program that is one process to its fixtures and another to its trace has figures of
+        neither.
+        """
         for found in self._used_by(item):
             name = found.fixture.argname
             for world in filter(None, worlds):
@@ -442,7 +449,10 @@ class StandingGpus:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> Iterator[None]:
-        """Tear down with the GPU; without it where it cannot be switched on, and then fail."""
+        """Tear down with the GPU; without it where it cannot be switched on, and then fail.
+
+        A fixture that is not torn down stays for the tests that follow, which pytest then refuses.
+        """
         failure: Exception | None = None
         try:
             with ExitStack() as stack:
@@ -458,7 +468,10 @@ class StandingGpus:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> Iterator[None]:
-        """Run a test once as each of its processes, as launchers do, if fixtures ask for that."""
+        """Run a test once as each of its processes, as launchers do, if its fixtures ask for that.
+
+        Between two of them fixtures that go by the process are torn down and set up again.
+        """
         if self._one_by_one is pyfuncitem:
             return (yield)
         worlds = self.processes(pyfuncitem)

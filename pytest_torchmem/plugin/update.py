@@ -315,7 +315,10 @@ class Update:
         return not planned.problem
 
     def _has_left(self, file: str, key: Key, stored: store.StoredSnapshot | None) -> bool:
-        """Return whether an annotated entry may have moved to a module that was not run."""
+        """Return whether a test may have moved to a module beside its own that was not run.
+
+        Where people wrote something into its entry, that is for a run of both modules to move.
+        """
         entry = stored.entries.get(key) if stored is not None else None
         if entry is None or not entry.is_annotated:
             return False

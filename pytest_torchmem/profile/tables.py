@@ -87,7 +87,10 @@ def describe_group(group: AllocationGroup) -> str:
 
 
 def allocations_table(groups: Iterable[AllocationGroup], heading: str = _ALIVE) -> str:
-    """Return a row for each group, or two where the terminal has no room for one."""
+    """Return what was alive, at a peak or as ``heading`` says, a row for each group.
+
+    Where that is wider than the terminal, who made it stands in a line below what it is.
+    """
     rows = allocation_rows(groups)
     text = tabulate(
         rows,

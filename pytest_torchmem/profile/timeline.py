@@ -139,7 +139,10 @@ class Timeline(NamedTuple):
             yield phase, (highest, start + part.index(highest)), live[stop]
 
     def changes(self) -> array[int]:
-        """Return by how many bytes each event changes what is live, with the event as index."""
+        """Return the bytes that each event changes what is live by, with the event as index.
+
+        That of what is freed is negative, and so are its bytes.
+        """
         sizes = [allocation.nbytes for allocation in self.allocations]
         return array("q", [0, *sizes, *[-nbytes for nbytes in reversed(sizes)]])
 

@@ -83,7 +83,10 @@ def _model_of(step: Callable[[], Any], device: str) -> tuple[Any, ...] | None:
 
 
 def render(found: Sequence[Column], width: int = 80) -> str:
-    """Return a row for each question, the largest first; of a few lines where it has no room."""
+    """Return the table: a row for each question, the largest workspace first.
+
+    Where it has no room in so many columns, each row is a few lines, one for each GPU.
+    """
 
     def largest(key: WorkspaceKey) -> int:
         return max(one.answers[key].nbytes or 0 for one in found if key in one.answers)

@@ -164,7 +164,9 @@ def table(rows: Sequence[Sequence[str]], headers: Sequence[str]) -> str:
 def tabulated(
     rows: Sequence[Sequence[str]], headers: Sequence[str], style: str = "simple"
 ) -> list[str]:
-    """Return the lines of a table, with a rule below its headers; sizes stand on the right."""
+    """Return the lines of a table, by default with a rule below its headers; sizes stand on the
+    right.
+    """
     from tabulate import tabulate
 
     sides = ["right" if header in _SIZES else "left" for header in headers]

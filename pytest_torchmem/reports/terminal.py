@@ -167,7 +167,9 @@ def _change(result: CheckResult) -> str:
 
 
 def _share(result: CheckResult) -> str:
-    """Return the largest part of a limit that is used; phases that did not run come first."""
+    """Return the part of a limit that is used, of that of which most is; a phase that did not run
+    comes before all.
+    """
 
     def used(figure: str) -> float:
         limit, value = result.limits[figure], result.figures.get(figure)

@@ -118,8 +118,12 @@ class Comparison:
 
     @property
     def unjudged(self) -> tuple[Change, ...]:
-        """The figures that are to be judged and that the snapshot does not have."""
-        return tuple(change for change in self.having(Verdict.NEW) if change.figure in JUDGED)
+        """The figures that are to be judged and that the snapshot does not have.
+
+        The allocated peak may be missing: older ones were written without it.
+        """
+        judged = {*JUDGED} - {ALLOCATED}
+        return tuple(change for change in self.having(Verdict.NEW) if change.figure in judged)
 
     @property
     def told(self) -> tuple[Change, ...]:
@@ -194,7 +198,10 @@ def _highest_phase(figures: Mapping[str, int]) -> str:
 
 
 def _of_libraries(entry: Entry, figure: str) -> int:
-    """Return what libraries have of a figure, for which no tolerance is given."""
+    """Return the bytes of libraries' buffers in a figure: cuBLAS's are 8 MiB for each thread.
+
+    What a relative tolerance is taken of is the model's own memory.
+    """
     alive = entry.alive
     if alive is None or figure in ALLOCATOR_PEAKS:
         return 0

@@ -122,7 +122,10 @@ def append(path: Path, text: str) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file, not what a link leads to, and its directory if that was the last one."""
+    """Remove the file at ``path``, and its directory if that was the last one.
+
+    Of a symbolic link, what it leads to stays.
+    """
     path.unlink(missing_ok=True)
     with contextlib.suppress(OSError):
         path.parent.rmdir()
@@ -159,7 +162,10 @@ def locked(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Put off signals that end the process, which the main thread handles, until the body ends."""
+    """Put off signals that end the process until the body has ended.
+
+    Only the main thread can, and it is the one that signals are handled on.
+    """
     arrived: list[int] = []
     before = {}
     try:

@@ -204,7 +204,11 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Entry(ComputedLater):
-    """One test, name and device: its figures, facts that explain them, and comments of people."""
+    """One test, name and device: its figures, facts that explain them, and comments of people.
+
+    What explains the figures of a trace is computed when it is read: a check that passes needs
+    none of it.
+    """
 
     key: Key
     torch: str

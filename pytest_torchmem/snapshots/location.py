@@ -38,7 +38,10 @@ def is_calibration(file: PurePath) -> bool:
 
 
 def orphans_in(directory: Path) -> list[Path]:
-    """Return the snapshot files, links left out, whose test module does not exist, sorted."""
+    """Return the snapshot files of ``directory`` whose test module does not exist, sorted.
+
+    What symbolic links lead to may be another module's.
+    """
     if (directory / DIRECTORY).is_symlink():
         return []
     files = sorted(filter(is_snapshot, (directory / DIRECTORY).glob("*.json")))

@@ -184,7 +184,10 @@ def change_file(
 def _write_readable(
     path: Path, text: str, before: Stored[K, V], read: Callable[[Path], Stored[K, V]]
 ) -> None:
-    """Write a file, read it back, as a test may have replaced what writes, and else restore it."""
+    """Write a file and read it back; restore the previous one if the two differ.
+
+    A test may have replaced what files are made with (``json.dumps``, ``os.replace``) for good.
+    """
     write(path, text)
     why = ""
     try:

@@ -118,7 +118,9 @@ def _tell(name: str) -> None:
 def imports_within(
     context: Callable[[str], AbstractContextManager[None]], then: Callable[[str], None]
 ) -> Iterator[None]:
-    """Import what threads of ``imports_apart`` do within ``context(name)``, then ``then(name)``."""
+    """Run the modules that threads of ``imports_apart`` import for the first time within
+    ``context(name)``, and then ``then(name)`` with the name of each.
+    """
     _followed.append(context)
     try:
         with told_of_imports(then):
@@ -206,7 +208,9 @@ def _place_of(thread: threading.Thread) -> tuple[int, int, float] | None:
 
 @contextmanager
 def eager(when_called: Callable[[bool], None] = lambda _: None) -> Iterator[None]:
-    """Run what is compiled eagerly; ``when_called`` is told of calls if it is flex attention."""
+    """Run what is compiled eagerly, and report each of its calls. ``when_called`` is told whether
+    that is ``flex_attention``.
+    """
     with ExitStack() as stack:
 
         def force_eager() -> None:

@@ -238,7 +238,9 @@ def asked_engine(around: _Around, is_here: Callable[[], bool]) -> tuple[Any, Map
 
 
 def engine_runs(within: _Within) -> AbstractContextManager[None]:
-    """Run the engine within ``within()`` where this thread starts it, for no compiled graph."""
+    """Run the autograd engine within ``within()`` where this thread starts it, for no graph that
+    is compiled.
+    """
 
     def around(run: Callable[..., Any]) -> Callable[..., Any]:
         def run_within(*args: Any, **kwargs: Any) -> Any:

@@ -29,7 +29,9 @@ _CONTAINERS = frozenset({list, tuple, dict})
 
 
 def tensors_in(value: Any, *, of_modules: bool = False) -> Iterator[Tensor]:
-    """Yield the tensors of nested values in order; ``of_modules``: also modules' attributes."""
+    """Yield the tensors of nested mappings, sequences and dataclasses, in their order.
+    ``of_modules``: those that modules have as attributes as well.
+    """
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, Mapping):

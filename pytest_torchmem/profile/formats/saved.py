@@ -111,7 +111,10 @@ def plain_timeline(timeline: Timeline) -> dict[str, Any]:
 
 
 def read_timeline(plain: Any) -> Timeline:
-    """Return the timeline that ``plain_timeline`` wrote; raises what a malformed one leads to."""
+    """Return the timeline that ``plain_timeline`` wrote.
+
+    Raises ``ValueError``, ``TypeError``, ``KeyError`` or ``IndexError`` for anything else.
+    """
     check_plain(plain["texts"], [str], "a text")
     check_plain(plain["shapes"], [[int]], "a shape")
     texts = plain["texts"]
@@ -170,7 +173,9 @@ def _looked_up(
 
 
 def _integers(values: Any) -> list[int]:
-    """Return a list of integers; raises ``TypeError`` for anything else, in few steps of Python."""
+    """Return a list of integers. Raises ``TypeError`` for anything else, of which most is a list of
+    others, and which no column of millions is to be looked at for by a function of Python.
+    """
     if not isinstance(values, list) or not {*map(type, values)} <= {int}:
         raise TypeError("a list of it has not only integers")
     return values

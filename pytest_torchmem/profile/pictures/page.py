@@ -215,7 +215,10 @@ def _changes(made: Counter[int], places: Sequence[int], sizes: Sequence[int]) ->
 
 
 def flame(allocations: Sequence[Allocation]) -> dict[str, Any]:
-    """Return bytes ``b`` as a tree with names ``n`` and children ``c``: modules, then operators."""
+    """Return the bytes of allocations as a tree: modules by their path, then operators.
+
+    A node has a name ``n``, bytes ``b`` and children ``c``, the largest first.
+    """
     total = sum(found.nbytes for found in allocations)
     root: dict[str, Any] = {"n": "all", "b": total, "c": {}}
     for found in allocations:
