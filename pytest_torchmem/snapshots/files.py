@@ -18,9 +18,11 @@ import stat
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from math import isfinite
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -135,29 +137,77 @@ def remove(path: Path) -> None:
 def locked(path: Path) -> Iterator[None]:
     """Keep other runs from changing files beside ``path`` while the body reads, merges and writes.
 
-    What is locked is a file among the user's temporary ones, so that none is left for people to
-    wonder about, one for the directory, and for that of the file that a symbolic link leads to.
-    Raises ``OSError`` where another run does not come to its end.
+    The directory itself is locked, so that no lock file is left for people to wonder about, and
+    that of the file that a symbolic link leads to as well. Where a platform cannot lock directories
+    (Windows), a file among the user's temporary ones is. Raises ``OSError`` where another run does
+    not come to its end.
     """
-    from filelock import FileLock, Timeout
-
-    user = getattr(os, "getuid", int)()  # on Windows each user has a folder of their own
     directories = {os.path.realpath(path.parent), os.path.dirname(os.path.realpath(path))}
     with contextlib.ExitStack() as stack:
         for directory in sorted(directories):  # in the same order in every run
-            name = os.path.normcase(directory).encode("utf-8", "surrogatepass")
-            file = f"torchmem-{user}-{hashlib.sha256(name).hexdigest()[:16]}.lock"
-            lock = FileLock(Path(tempfile.gettempdir()) / file)
-            try:
-                stack.enter_context(lock.acquire(PATIENCE, 0.01))
-            except Timeout:
-                why = f"another run has been writing there for more than {PATIENCE:.0f} s"
-                raise OSError(errno.ETIMEDOUT, why, directory) from None
-            # The leftovers of killed runs: the lock of a writer keeps others away.
-            with contextlib.suppress(OSError):
-                for left in filter(_TEMPORARY.fullmatch, os.listdir(directory)):
-                    os.unlink(os.path.join(directory, left))
+            stack.enter_context(_directory_locked(Path(directory)))
         yield
+
+
+@contextlib.contextmanager
+def _directory_locked(directory: Path) -> Iterator[None]:
+    if find_spec("fcntl") is None:
+        from filelock import FileLock
+
+        directory.mkdir(parents=True, exist_ok=True)
+        name = os.path.normcase(os.path.realpath(directory))
+        digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+        with FileLock(Path(tempfile.gettempdir()) / f"torchmem-{digest}.lock"):
+            yield
+        return
+    until, descriptor = time.monotonic() + PATIENCE, None
+    while descriptor is None:
+        with contextlib.suppress(FileNotFoundError):
+            descriptor = _lock(directory)
+        if descriptor is None:
+            if time.monotonic() > until:
+                why = f"another run has been writing there for more than {PATIENCE:.0f} s"
+                raise OSError(errno.ETIMEDOUT, why, str(directory))
+            time.sleep(0.01)
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _lock(directory: Path) -> int | None:
+    """Return the directory, open and locked, or ``None`` where another run has it.
+
+    Raises ``FileNotFoundError`` where another run removes it meanwhile.
+    """
+    import fcntl
+
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        if not stat.S_ISDIR(os.stat(directory).st_mode):
+            raise
+        return None  # removed between two looks of ``mkdir``, and made anew by a third run
+    with contextlib.ExitStack() as on_failure:
+        descriptor = os.open(directory, os.O_RDONLY)
+        on_failure.callback(os.close, descriptor)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return None
+        except OSError:
+            pass  # some network file systems refuse to lock; a write is then still atomic
+        else:
+            # Where another run removed the directory with its last file, and a third one made it
+            # anew, a lock on the old one keeps nobody away.
+            if not os.path.samestat(os.fstat(descriptor), os.stat(directory)):
+                return None
+            # The leftovers of killed runs: the lock of a writer keeps others away.
+            for name in filter(_TEMPORARY.fullmatch, os.listdir(directory)):
+                with contextlib.suppress(OSError):
+                    os.unlink(directory / name)
+        on_failure.pop_all()
+        return descriptor
 
 
 @contextlib.contextmanager

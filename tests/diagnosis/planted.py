@@ -195,15 +195,12 @@ def untied_for_more_words(wrong: bool) -> Step:
 
 @planted("inputs", "input of Linear changed, float32[4, 64] → [512, 64]", "", "aten::", "cuda")
 def stacked_on_host(wrong: bool, device: str) -> None:
-    """A batch that is copied to the device comes from items that the host made."""
     items = [torch.full((64,), 0.5) for _ in range(512 if wrong else 4)]  # here: stacked_on_host
     nn.Linear(64, 64).to(device)(torch.stack(items).to(device)).square().sum().backward()
 
 
 @planted("given", "Chosen.experts.*.up is given [128, 32], and was given", "Chosen.experts", "")
 def layers_that_had_numbers(wrong: bool) -> Step:
-    """A class names layers that a ``Sequential`` numbered, and its modules are given more."""
-
     class Expert(Parts):
         def forward(self, x: Tensor) -> Tensor:
             return self.down(self.act(self.up(x)))
@@ -220,8 +217,6 @@ def layers_that_had_numbers(wrong: bool) -> Step:
 
 @planted("new module", "Split.heads is new", "Split.heads")
 def a_table_of_its_own(wrong: bool) -> Step:
-    """Another module is as the one that has another name now, and stands beside it."""
-
     class Split(Parts):
         def forward(self, ids: Tensor) -> Tensor:
             return self.words(ids).sum() + self.heads(ids).sum() if wrong else self.table(ids).sum()
@@ -413,7 +408,6 @@ def parts_outside_of_autocast(wrong: bool, device: str) -> None:
 
 @planted("autocast", "layers.* (Sequential in the snapshot) runs without autocast", "Featured")
 def whole_outside_of_autocast(wrong: bool, device: str) -> None:
-    """A program calls a model whose parts it called before."""
     model, x = featured(device)
     with nullcontext() if wrong else torch.autocast(device, dtype=torch.bfloat16):
         out = model(x) if wrong else model.head(model.features(x))

@@ -1,10 +1,13 @@
 """Snapshot files that cannot be used are left as they are, and said to be so; conflicts resolve."""
 
+import importlib
 import json
 import os
 import shutil
 import stat
 import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -316,7 +319,14 @@ def test_a_module_that_is_no_python_file_has_its_own_name():
     assert snapshot_path(Path("a/test_x.md")) == Path("a/__torchmem__/test_x.md.json")
 
 
-def test_one_run_waits_for_another_that_is_writing(tmp_path):
+@pytest.mark.parametrize("directories", [True, False], ids=["directory", "file"])
+def test_one_run_waits_for_another_that_is_writing(tmp_path, monkeypatch, directories):
+    if directories:
+        pytest.importorskip("fcntl")
+    else:  # as on Windows
+        importlib.import_module("filelock")
+        monkeypatch.setitem(sys.modules, "fcntl", None)
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     file = tmp_path / "__torchmem__" / "test_x.json"
     waits_for(locked(file), locked(file))
-    assert not file.parent.exists()
+    assert os.listdir(file.parent) == []

@@ -83,6 +83,7 @@ def test_what_a_killed_run_left_is_swept_up(light):
 
 
 def test_a_run_that_never_ends_is_not_waited_for(light, monkeypatch):
+    pytest.importorskip("fcntl")
     light.run("--torchmem-update", test_net=ONE)
     with light.unchanged():
         light.write(test_net=ONE.replace("1000", "2000"))
@@ -97,6 +98,7 @@ def test_a_dry_run_makes_no_directory(light):
 
 
 def test_the_target_of_a_link_is_locked_as_well(tmp_path: Path) -> None:
+    pytest.importorskip("fcntl")
     target = tmp_path / "target" / "shared.json"
     links = [tmp_path / name / "__torchmem__" / "test_x.json" for name in ("a", "b")]
     for link in links:
