@@ -149,18 +149,23 @@ def _renames(before: _Tree, now: _Tree) -> dict[str, str]:
     came = [path for path in new if path not in old]
     trees = {path: _tree(path, now) for path in came}
     found: dict[str, str] = {}
-    for path in (one for one in old if one not in new):
+    left = [one for one in old if one not in new]
+    for path in left:
         if any(one in found for one in prefixes(path)):
             continue
         own = _tree(path, before)
         alike = {one: _likeness(path, own, one, trees[one]) for one in came if own}
         same = [one for one in alike if 2 * alike[one] >= 1 and alike[one] == max(alike.values())]
         outermost = [one for one in same if not any(one.startswith(f"{two}.") for two in same)]
-        there = [one for one in outermost if one.rpartition(".")[0] == path.rpartition(".")[0]]
+        around = path.rpartition(".")[0]
+        there = [one for one in outermost if one.rpartition(".")[0] == around]
         outermost = there if len(there) == 1 else outermost
-        twins = [one for one in old if one not in new and one != path and _tree(one, before) == own]
-        beside = any(one.rpartition(".")[0] == path.rpartition(".")[0] for one in twins)
-        if len(outermost) == 1 and outermost[0] not in found.values() and not beside:
+        twins = [one for one in left if one != path and _tree(one, before) == own]
+        beside = any(one.rpartition(".")[0] == around for one in twins)
+        # Of several that are fewer now, none is known to be one that is otherwise.
+        gone, others = (sum(one.rpartition(".")[0] == around for one in s) for s in (left, came))
+        is_sure = gone <= others or max(alike.values(), default=0) == 1
+        if len(outermost) == 1 and outermost[0] not in found.values() and is_sure and not beside:
             found[path] = outermost[0]
     return found
 
