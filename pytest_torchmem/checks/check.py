@@ -331,6 +331,7 @@ _MOST = 50
 _SOUGHT = {
     "autocast": r"\b(torch|amp)(\.\w+)*\.autocast\(",
     "checkpoint": r"(^|[\s(=,]|checkpoint\.)(?<!def )checkpoint(_sequential|_wrapper)?\(",
+    "gradients kept": r"\.zero_grad\(",
     "eval": r"\.(eval\(\)|train\(False\))",
     "tied": r"\.weight\s*=(?!=)",
     "trained": r"\.requires_grad(_\(|\s*=(?!=))",

@@ -468,6 +468,12 @@ def largest(found: Iterable[Cause | None]) -> Cause | None:
     return max((one for one in found if one is not None), key=lambda one: one.nbytes, default=None)
 
 
+def written(evidence: Evidence, what: str, before: str) -> str:
+    """Return in words at which few lines of the source something is, or ""."""
+    lines = evidence.watched.written.get(what, ())
+    return f"{before} at {listed(lines)}" if 0 < len(lines) <= _MOST_NAMES else ""
+
+
 def times(number: int) -> str:
     """Return in words how often: ``"once"``, ``"twice"``, ``"3 times"``."""
     return "once" if number == 1 else "twice" if number == 2 else f"{number} times"

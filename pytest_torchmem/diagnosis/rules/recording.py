@@ -22,6 +22,7 @@ from pytest_torchmem.diagnosis.causes import (
     some,
     total,
     within,
+    written,
 )
 from pytest_torchmem.diagnosis.difference import OF_BACKWARD, Row
 from pytest_torchmem.diagnosis.rules import setup
@@ -164,7 +165,7 @@ def no_longer_frozen(evidence: Evidence) -> Cause | None:
         words, are, were = f"all of {around}{evidence.was(around)}", "is", "parts of it were"
     into = [name for one in lost for name, was in evidence.names.items() if within(one.name, was)]
     moved = f"; its parts are in {evidence.short(into[0].rpartition('.')[0])} now" if into else ""
-    sets = setup.written(evidence, "trained", ": requires_grad is set")
+    sets = written(evidence, "trained", ": requires_grad is set")
     values = {"modules": f"{words} {are}", "were": were, "moved": moved, "setters": sets}
     found = cause("trained", dict.fromkeys(rows), **values)
     if found is None or lost[1:] or within(lost[0].name, shown_by(found.rows).what.module):

@@ -16,7 +16,6 @@ from pytest_torchmem.diagnosis.causes import (
     cause,
     fact_rule,
     largest,
-    listed,
     placed_in,
     rule,
     shown_by,
@@ -24,6 +23,7 @@ from pytest_torchmem.diagnosis.causes import (
     times,
     total,
     within,
+    written,
 )
 from pytest_torchmem.diagnosis.difference import Row
 from pytest_torchmem.diagnosis.rules.layers import new_modules, set_otherwise
@@ -59,8 +59,6 @@ _DECIDES = {
 }
 """By parts of settings' names: what they decide, where that is not everything."""
 _MOST_SHOWN = 3
-_MOST_WRITTEN = 3
-"""Lines of the source that are named beside a cause."""
 _OF_OPTIMIZER = (Role.OPTIMIZER_STATE, Role.OPTIMIZER_TEMPORARY)
 
 Values = Iterator[dict[str, str]]
@@ -575,12 +573,6 @@ def _why_not_checkpointed(evidence: Evidence, place: str) -> str:
     at = written(evidence, "checkpoint", ": checkpoint")
     at += " is not called for it" if at else ""
     return "".join(f": {module} {IN_EVAL.format(*words)}" for module, *words in around) or at
-
-
-def written(evidence: Evidence, what: str, before: str) -> str:
-    """Return in words at which few lines of the source something is, or ""."""
-    lines = evidence.watched.written.get(what, ())
-    return f"{before} at {listed(lines)}" if 0 < len(lines) <= _MOST_WRITTEN else ""
 
 
 IN_EVAL = "is in eval mode in {} calls, and was in {}"
