@@ -6,7 +6,7 @@ A profile is judged by its snapshot, its budget and a real GPU. What is found is
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -389,9 +389,13 @@ class DeviceCheck:
         kept = not rules or bool(rules.intersection(_KEPT))
         kept = kept or 3 * held >= sum(row.change for row in came)
         on_host = found.difference.moment == HOST
-        whats, at = _kept_at(profile, found) if kept else ({}, 0)
+        new, at = _new_at(profile, found)
+        whats = _may_be_held(new, found) if kept else {}
         attends = _ATTENTION in rules
-        places = found.places
+        places = {
+            place: {index for index, what in new.items() if what in own}
+            for place, own in found.places.items()
+        }
         if not (whats or attends or places):
             return None
         watch = self._watch(profile, whats, at, attention=attends, places=places, on_host=on_host)
@@ -441,7 +445,7 @@ class DeviceCheck:
         at: int,
         *,
         attention: bool = False,
-        places: Collection[tuple[str, str]] = (),
+        places: Mapping[tuple[str, str], Collection[int]] | None = None,
         on_host: bool = False,
     ) -> Watch | None:
         """Trace the target again, and see what leads to ``places``, and what refers to allocations
@@ -528,13 +532,10 @@ def _within_program(lines: tuple[str, ...], test: str) -> tuple[str, ...]:
     return lines[:-1] if is_of_test else lines
 
 
-def _kept_at(profile: MemoryProfile, found: Diagnosis) -> tuple[dict[int, What], int]:
-    """Return the new allocations that may be referred to, and the events before the peak's last."""
+def _new_at(profile: MemoryProfile, found: Diagnosis) -> tuple[dict[int, What], int]:
+    """Return the new allocations that are alive, and the events before the peak's last."""
     timeline, moment = profile.timeline, found.difference.moment
-    of_models = any(cause.rule in ("gradients kept", "twice") for cause in found.causes)
-    at_end = moment == END or of_models or not found.causes
-    roles = (*_OF_MODELS, *_MADE) if at_end else _MADE
-    came = {row.now for row in found.difference.came if row.now and row.now.role in roles}
+    came = {row.now for row in found.difference.came if row.now}
     at = positions_of(profile).get(moment)
     if moment == HOST:
         timeline = profile.host_timeline
@@ -543,10 +544,18 @@ def _kept_at(profile: MemoryProfile, found: Diagnosis) -> tuple[dict[int, What],
         return {}, 0
     lifetimes = Lifetimes.of(timeline)
     step = lifetimes.step_at(timeline, at)
-    whats: dict[int, What] = {}
-    for index in timeline.live_indices([at])[at]:
-        allocation = timeline.allocations[index]
-        what = what_of(allocation, lifetimes.role(index, allocation, step))[0]
-        if what in came and len(whats) < _MOST:
-            whats[index] = what
-    return whats, at if moment == END else max(at - 1, 0)
+    allocations = ((one, timeline.allocations[one]) for one in timeline.live_indices([at])[at])
+    whats = {
+        index: what_of(allocation, lifetimes.role(index, allocation, step))[0]
+        for index, allocation in allocations
+    }
+    new = {index: what for index, what in whats.items() if what in came}
+    return new, at if moment == END else max(at - 1, 0)
+
+
+def _may_be_held(new: Mapping[int, What], found: Diagnosis) -> dict[int, What]:
+    """Return the new allocations that something may refer to."""
+    of_models = any(cause.rule in ("gradients kept", "twice") for cause in found.causes)
+    at_end = found.difference.moment == END or of_models or not found.causes
+    roles = (*_OF_MODELS, *_MADE) if at_end else _MADE
+    return dict([(index, what) for index, what in new.items() if what.role in roles][:_MOST])

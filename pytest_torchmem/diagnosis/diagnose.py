@@ -30,7 +30,7 @@ from pytest_torchmem.figures import HOST, PEAK, PHASE_PEAKS, RESERVED
 from pytest_torchmem.profile.facts import Topic
 from pytest_torchmem.profile.module_paths import fold
 from pytest_torchmem.profile.timeline import Allocation, Origin, Phase, Timeline
-from pytest_torchmem.snapshots.alive import Alive, alive_at, positions_of
+from pytest_torchmem.snapshots.alive import Alive, What, alive_at, positions_of
 from pytest_torchmem.snapshots.format import Entry, Told
 
 if TYPE_CHECKING:
@@ -66,15 +66,19 @@ class Diagnosis:
     """The phase's peak that the overall peak was in the snapshot, if it is another one now."""
 
     @property
-    def places(self) -> set[tuple[str, str]]:
-        """Modules and lines that may be to blame: those of the causes and of the largest rows."""
+    def places(self) -> dict[tuple[str, str], set[What]]:
+        """Modules and lines that may be to blame, those of the causes and of the largest rows, and
+        what these rows are.
+        """
         rows = (*(cause.row for cause in self.causes), *self.difference.came[:_MOST_SHOWN])
         origins = (self.written, *(cause.origin for cause in self.causes))
         named = [cause.row for cause in self.causes if cause.rule in _OF_CONSTRUCTORS]
+        shown = [row for row in rows if row is not None and row.what.line]
+        shown += [row for row in named if row is not None and "." in row.what.module]
+        places = [(fold(one.module)[0], one.line) for one in origins if one and one.line]
         return {
-            *(row.place for row in rows if row is not None and row.what.line),
-            *(row.place for row in named if row is not None and "." in row.what.module),
-            *((fold(one.module)[0], one.line) for one in origins if one and one.line),
+            place: {row.what for row in shown if row.place == place}
+            for place in (*places, *(row.place for row in shown))
         }
 
     @property

@@ -45,12 +45,13 @@ class Watch:
         device: str,
         wanted: Mapping[int, int],
         before: int,
-        places: Collection[tuple[str, str]] = (),
+        places: Mapping[tuple[str, str], Collection[int]],
     ) -> None:
         self.callers: dict[tuple[str, str], tuple[int, tuple[tuple[str, ...], ...]]]
         self.callers = dict.fromkeys(places, (0, ()))
-        """By a module's pattern and a line: the bytes of the largest allocation under both, and
-        what leads to that line then."""
+        """By a module's pattern and a line: the bytes of the largest allocation under both, of
+        those that are meant, and what leads to that line then."""
+        self._meant = places
         self.makers: dict[tuple[str, str], str] = {}
         """By the same: the line of the program that makes the module."""
         self.regions: dict[str, bool] = {}
@@ -117,7 +118,7 @@ class Watch:
         before_adding = device.before_adding
 
         def before(entry: Allocation, stream: int) -> None:
-            self._note_callers(entry)
+            self._note_callers(entry, device.booked)
             if device.booked == self._before >= 0 and not self.holders:
                 self._look(ledger, device)
             if before_adding is not None:
@@ -125,7 +126,7 @@ class Watch:
 
         device.before_adding = before
 
-    def _note_callers(self, entry: Allocation) -> None:
+    def _note_callers(self, entry: Allocation, index: int) -> None:
         module = f"{fold(entry.origin.module)[0]}."
         for (pattern, line), (nbytes, known) in self.callers.items():
             if not line and not self.makers.get((pattern, line)):  # of a module's own tensors
@@ -133,6 +134,8 @@ class Watch:
             if not line:
                 continue
             if entry.nbytes < nbytes or (pattern and not module.startswith(f"{pattern}.")):
+                continue
+            if index not in (self._meant[pattern, line] or (index,)):
                 continue
             leads = callers_of(line, sys._getframe(2))
             if leads is not None and (entry.nbytes > nbytes or leads not in known):
@@ -275,12 +278,13 @@ def watching(
     before: int = -1,
     *,
     attention: bool = False,
-    places: Collection[tuple[str, str]] = (),
+    places: Mapping[tuple[str, str], Collection[int]] | None = None,
 ) -> Iterator[Watch]:
     """Watch the traces of the body on a device: calls of ``attention``, what leads to ``places`` of
-    the program, and what refers to the allocations of the indices and bytes ``wanted`` before
-    another is made, or at the end.
+    the program, of the allocations of their indices if they have any, and what refers to the
+    allocations of the indices and bytes ``wanted`` before another is made, or at the end.
     """
+    places = places or {}
     watch, saving = Watch(device, wanted or {}, before, places), FunctionCtx.save_for_backward
     roots = {module.partition(".")[0] for module, _ in places}
     begin: Any = nn.Module.__init__
