@@ -39,6 +39,7 @@ from pytest_torchmem.checks.result import (
 )
 from pytest_torchmem.errors import SnapshotError, UsageError
 from pytest_torchmem.figures import END, HOST, PEAK, RESERVED
+from pytest_torchmem.profile.facts import Topic
 from pytest_torchmem.profile.timeline import Lifetimes, Role
 from pytest_torchmem.snapshots.alive import Alive, What, alive_of, positions_of, what_of
 from pytest_torchmem.snapshots.calibration import merged
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from pytest_torchmem.graphs.scaling import Scaling
     from pytest_torchmem.profile.profile import MemoryProfile
     from pytest_torchmem.targets.gpus import Gpu
+    from pytest_torchmem.tracing.sources import Code
     from pytest_torchmem.tracing.watch import Watch
 
 
@@ -105,6 +107,12 @@ class Judge:
     def alive(self) -> Alive:
         return alive_of(self.profile)
 
+    @cached_property
+    def code(self) -> Code:
+        from pytest_torchmem.tracing.sources import code_of
+
+        return code_of(self.check.request.test.functions)
+
     def judge(self) -> CheckResult:
         profile, gpu, calibration = self.profile, self.check.key.gpu, self.calibration
         request, context = self.check.request, self.check.context
@@ -150,7 +158,7 @@ class Judge:
         if self.check.context.settings.split_by_torch:
             key = replace(key, torch_series=".".join(trace.torch.split(".")[:2]))
         measured = self.run.entry if self.run is not None else {}
-        now = entry_of(key, profile, lambda: self.alive, measured)
+        now = entry_of(key, profile, lambda: self.alive, measured, lambda: self.code)
         before = self.stored.entries.get(now.key)
         file = self.check.request.test.relative(self.stored.path)
         if before is None:
@@ -169,13 +177,16 @@ class Judge:
         if not moment:
             return None
         from pytest_torchmem.diagnosis.diagnose import diagnose
+        from pytest_torchmem.tracing.sources import changed_lines
 
         found = diagnose(before, now, moment, self.alive, self.profile)
         test = self.check.request.test.module.name
         seen = self.check.watched(self.profile, found, test)
-        if seen is None:
-            return found
-        return diagnose(before, now, moment, self.alive, self.profile, seen)
+        if seen is not None:
+            found = diagnose(before, now, moment, self.alive, self.profile, seen)
+        near = {line for _, line in found.places}.union(*found.leads.values())
+        changed = changed_lines(before.facts.get(Topic.CODE, {}), self.code, near)
+        return replace(found, changed=tuple(changed))
 
     def _against_snapshot(self, snapshot: SnapshotResult) -> list[Finding]:
         before, now, comparison = snapshot.before, snapshot.entry, snapshot.comparison
@@ -328,17 +339,6 @@ _OF_MODELS = (
     Role.OPTIMIZER_STATE,
 )
 _MOST = 50
-_SOUGHT = {
-    "autocast": r"\b(torch|amp)(\.\w+)*\.autocast\(",
-    "checkpoint": r"(^|[\s(=,]|checkpoint\.)(?<!def )checkpoint(_sequential|_wrapper)?\(",
-    "gradients kept": r"\.zero_grad\(",
-    "eval": r"\.(eval\(\)|train\(False\))",
-    "tied": r"\.weight\s*=(?!=)",
-    "trained": r"\.requires_grad(_\(|\s*=(?!=))",
-}
-"""What the lines are read for that a cause names beside, by its rule."""
-_IN_EVAL = ("checkpoint", "eval of calls")
-"""Causes that eval mode may be the reason of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -404,7 +404,6 @@ class DeviceCheck:
         from pytest_torchmem.diagnosis.causes import Watched
         from pytest_torchmem.interception.attribution import Attribution
         from pytest_torchmem.tracing.holders import together
-        from pytest_torchmem.tracing.sources import lines_with
 
         named: dict[What, list[str]] = {}
         for index in sorted(watch.holders):
@@ -416,13 +415,8 @@ class DeviceCheck:
             place: [_within_program(lines, test) for lines in leads]
             for place, (_, leads) in watch.callers.items()
         }
-        rules |= {"eval"} if not rules.isdisjoint(_IN_EVAL) else set()
-        written = {rule: lines_with(_SOUGHT[rule]) for rule in rules & _SOUGHT.keys()}
-        written |= {name: [*lines] for name, lines in watch.made.items()}
-        written["inputs"] = [Attribution().user_line()]  # of what calls the check
-        return Watched(
-            reasons, holders, savers, callers, watch.makers, watch.regions, written, kept
-        )
+        check = Attribution().user_line()
+        return Watched(reasons, holders, savers, callers, watch.regions, check, kept)
 
     def holder(self, profile: MemoryProfile, found: StepGrowth, *, on_host: bool) -> str:
         """Trace again and return what refers to a step's largest tensor, "" if unknown."""

@@ -250,6 +250,8 @@ class CheckedTest:
     """The kinds of changes that an update writes for this test: some of ``UPDATE_MODES``."""
     is_gone: Callable[[str], bool]
     """Tells whether the module certainly has no test of that id any more."""
+    functions: tuple[Any, ...]
+    """The test's own, and those of its fixtures."""
     on_profile: Callable[..., object]
     """Called with the ``name`` of the check and every ``profile``."""
     on_comparison: Callable[..., Comparison | None]

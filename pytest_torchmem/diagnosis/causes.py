@@ -108,14 +108,11 @@ class Watched:
     """The ``autograd.Function`` that saves a tensor of a group for its backward, and its line."""
     callers: Mapping[tuple[str, str], Collection[tuple[str, ...]]] = field(default_factory=dict)
     """By a module and a line: the program's lines that lead to it in its calls, nearest first."""
-    makers: Mapping[tuple[str, str], str] = field(default_factory=dict)
-    """By a module and a line in it: the program's line that makes the module."""
     regions: Mapping[str, bool] = field(default_factory=dict)
     """The program's lines that enter a region of autocast, and whether what is to blame is in one
     that is off."""
-    written: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """By a rule, the program's lines in whose source what it is about is set or called; by the
-    class of an optimizer or a library's model, those that make one."""
+    check: str = ""
+    """The program's line that calls the check."""
     ran: bool = False
     """Whether there was a second trace, in which holders were looked for."""
 
@@ -466,12 +463,6 @@ def tensors(count: int, what: What) -> str:
 def largest(found: Iterable[Cause | None]) -> Cause | None:
     """Return what explains most, the first of equal ones."""
     return max((one for one in found if one is not None), key=lambda one: one.nbytes, default=None)
-
-
-def written(evidence: Evidence, what: str, before: str) -> str:
-    """Return in words at which few lines of the source something is, or ""."""
-    lines = evidence.watched.written.get(what, ())
-    return f"{before} at {listed(lines)}" if 0 < len(lines) <= _MOST_NAMES else ""
 
 
 def times(number: int) -> str:

@@ -57,11 +57,13 @@ class Diagnosis:
     """By module, operator and line: the function of another name that the source calls there."""
     written: Origin | None = None
     """The operator of the forward whose backward made what stands for the growth."""
-    leads: Mapping[tuple[str, str], tuple[str, tuple[str, ...]]] = field(default_factory=dict)
-    """By modules and lines that the snapshot knows: the lines at which these are "called in", the
-    nearest first, or that at which the module is "made in"."""
+    leads: Mapping[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
+    """By modules and lines that the snapshot knows: the lines at which these are called in, the
+    nearest first."""
     told: tuple[Told, ...] = ()
     """What runs said of this very growth, the largest part first: they knew more than snapshots."""
+    changed: tuple[str, ...] = ()
+    """Lines of the program's functions that are others than in the snapshot, by function."""
     was_peak: str = ""
     """The phase's peak that the overall peak was in the snapshot, if it is another one now."""
 
@@ -72,9 +74,7 @@ class Diagnosis:
         """
         rows = (*(cause.row for cause in self.causes), *self.difference.came[:_MOST_SHOWN])
         origins = (self.written, *(cause.origin for cause in self.causes))
-        named = [cause.row for cause in self.causes if cause.rule in _OF_CONSTRUCTORS]
         shown = [row for row in rows if row is not None and row.what.line]
-        shown += [row for row in named if row is not None and "." in row.what.module]
         places = [(fold(one.module)[0], one.line) for one in origins if one and one.line]
         return {
             place: {row.what for row in shown if row.place == place}
@@ -166,17 +166,10 @@ def diagnose(
     return replace(said, written=ran.written(row.what.module, row.what.source, row.what.line))
 
 
-_OF_CONSTRUCTORS = ("layer", "size", "new module", "more layers", "tied")
-"""Causes in how a module is made, rather than in how it is called."""
-
-
-def _leads(
-    evidence: Evidence, cause: Cause | None
-) -> dict[tuple[str, str], tuple[str, tuple[str, ...]]]:
+def _leads(evidence: Evidence, cause: Cause | None) -> dict[tuple[str, str], tuple[str, ...]]:
     """Return what leads to lines that were there before, where another call may be the news; of
-    layers that were there and of what is outside of modules, the nearest two; of a module that is
-    made otherwise, its maker.
-    Nothing where the cause says which calls are meant.
+    layers that were there and of what is outside of modules, the nearest two. Nothing where the
+    cause says which calls are meant.
     """
     if cause is not None and cause.values.get("lines"):
         return {}
@@ -189,9 +182,8 @@ def _leads(
         is_of_torch = any(one.is_of_torch for one in layers.get(module, ()))
         leads = _nearest(paths)[: None if line in known else 2]
         if leads and (line in known or not module or is_of_torch):
-            found[module, line] = "called in", leads
-    made = {place: ("made in", (line,)) for place, line in seen.makers.items() if line}
-    return found | made if cause and cause.rule in _OF_CONSTRUCTORS else found
+            found[module, line] = leads
+    return found
 
 
 def _nearest(leads: Collection[tuple[str, ...]]) -> tuple[str, ...]:

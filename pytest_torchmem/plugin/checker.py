@@ -393,6 +393,7 @@ class Checker:
             root=item.config.rootpath,
             accepts=update,
             is_gone=lambda test: self._collection.is_gone(item, test),
+            functions=tuple(_functions_of(item)),
             on_profile=partial(item.ihook.pytest_torchmem_profile, item=item),
             on_comparison=partial(item.ihook.pytest_torchmem_compare, item=item),
         )
@@ -435,3 +436,18 @@ class Checker:
     def _first_line(self) -> tuple[str, int]:
         line = (self.item.location[1] or 0) + 1
         return relative(self.item.path, self.item.config.rootpath), line
+
+
+def _functions_of(item: pytest.Item) -> Iterator[Any]:
+    """Yield a test's function and those of its fixtures, its parameters, and what its class has
+    that runs before it or that it names.
+    """
+    function, kind = getattr(item, "function", None), getattr(item, "cls", None)
+    names = (*_SET_UP, *getattr(getattr(function, "__code__", None), "co_names", ()))
+    yield from (function, *(inspect.getattr_static(kind, name, None) for name in names))
+    yield from getattr(getattr(item, "callspec", None), "params", {}).values()
+    found = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {})  # nowhere public
+    yield from (one.func for definitions in found.values() for one in definitions)
+
+
+_SET_UP = ("setUp", "setUpClass", "setup_class", "setup_method")

@@ -183,6 +183,9 @@ class Topic:
     """How often modules called operators that write to their arguments: ``{"aten::add_": 2}``."""
     OPERATORS = _topic("operators", Counts)
     """The forward's calls of each operator, ``Counts``: ``{"aten::addmm": [12, 0, 12]}``."""
+    CODE = _topic("code", str)
+    """Two letters for each line of the program's functions that the test leads to:
+    ``{"losses.py: focal_loss": "aXk7"}``."""
 
 
 TOPICS = tuple(_KINDS)

@@ -119,16 +119,15 @@ def place(diagnosis: Diagnosis) -> str:
     if diagnosis.told:
         return diagnosis.told[0].where
     source, module, line = _allocated_by(diagnosis)
-    how, lines = diagnosis.leads.get(diagnosis.place, ("called in", ()))
     said = why(diagnosis)
-    lines = tuple(one for one in lines if one not in said)
-    if not lines:
-        caller = _caller(diagnosis, module, line)
-        how, lines = "called in", (caller,) if caller else ()
-    return joined(_inside(source, module), line, f"{how} {' from '.join(lines)}" if lines else "")
+    lines = [one for one in diagnosis.leads.get(diagnosis.place, ()) if one not in said]
+    lines = lines or [*filter(None, [_caller(diagnosis, module, line)])]
+    called = f"called in {' from '.join(lines)}" if lines else ""
+    return joined(_inside(source, module), line, called)
 
 
 _MOST_CAUSES = 3
+CODE = "code that changed since the snapshot"
 
 
 def told(diagnosis: Diagnosis | None) -> tuple[Told, ...]:
@@ -141,7 +140,10 @@ def told(diagnosis: Diagnosis | None) -> tuple[Told, ...]:
     moment = found.moment, found.before, found.now
     first = Told(*moment, why(diagnosis), place(diagnosis))
     others = (Told(*moment, *one) for one in _others(diagnosis.causes[:_MOST_CAUSES]))
-    return (first, *others) if first.why else ()
+    from pytest_torchmem.diagnosis.causes import listed
+
+    changed = [Told(*moment, CODE, listed(diagnosis.changed))] if diagnosis.changed else []
+    return (first, *changed, *others) if first.why else ()
 
 
 def explained(snapshot: SnapshotResult) -> Entry:
@@ -325,10 +327,15 @@ def signed(change: int) -> str:
     return f"+{format_size(change)}" if change > 0 else format_size(change)
 
 
+def also(one: Told) -> str:
+    """Return in words what is told beside the first cause: another one, or code that changed."""
+    said = joined(one.why, one.where, separator=": ")
+    return wrapped(said.replace("c", "C", 1) if one.why == CODE else f"Also: {said}")
+
+
 def others(diagnosis: Diagnosis) -> Iterator[str]:
-    """Yield the causes after the first, each with its place."""
-    for one in told(diagnosis)[1:]:
-        yield wrapped(f"Also: {joined(one.why, one.where, separator=': ')}")
+    """Yield what is told beside the first cause."""
+    yield from map(also, told(diagnosis)[1:])
 
 
 def _others(causes: Sequence[Cause]) -> Iterator[tuple[str, str]]:

@@ -69,6 +69,13 @@ class Told:
     where: str = ""
     more: Sequence[str] = ()
     """Of what grew the place, and further causes with theirs."""
+    code: str = ""
+    """The code that changed."""
+
+    @property
+    def below(self) -> list[str]:
+        """What stands below the headline."""
+        return [*self.more[:1], *filter(None, (self.code,)), *self.more[1:]]
 
 
 def message(result: CheckResult, *, verbose: bool = False) -> str:
@@ -108,7 +115,7 @@ def together(
     elsewhere = tests[0] if all(test not in ("", nodeid) for test in tests) else ""
     what_to_do = dict.fromkeys(check.advice for check in failures if check.advice)
     if elsewhere and not verbose:
-        heads = dict.fromkeys("\n".join([one.first, *one.more]) for one in told)
+        heads = dict.fromkeys("\n".join([one.first, *one.below]) for one in told)
         return _shown([*heads, f"The same as in {elsewhere}", *what_to_do])
     return _text(told, [*what_to_do], most, verbose=verbose)
 
@@ -174,9 +181,9 @@ def _heads(told: Sequence[Told]) -> list[str]:
             continue
         known = by_cause.setdefault(one.reason, [])
         same = f"{one.size}: for the same reason" if one.cause[0] else one.size
-        news = [part for part in one.more if part not in said]
+        news = [part for part in one.below if part not in said]
         known += [layout.wrapped(same)] if known else [one.first, *news]
-        said.update(one.more)
+        said.update(one.below)
     return ["\n".join(lines) for lines in by_cause.values()]
 
 
@@ -266,6 +273,7 @@ def _grew(found: Changed, result: CheckResult) -> Told:
     what = f"{format_change(change.before, change.now)} {label(change.figure)}"
     size = f"{what}, {where_of(result.key)}"
     why, place = growth.why(diagnosis), growth.place(diagnosis)
+    beside = [(one.why == growth.CODE, growth.also(one)) for one in growth.told(diagnosis)[1:]]
     headline = layout.wrapped(layout.joined(size, why, separator=": "), first=True)
     others = _not_run(comparison.having(Verdict.NOT_RUN))
     others += _circumstances(comparison, result.trace, diagnosis)
@@ -281,7 +289,11 @@ def _grew(found: Changed, result: CheckResult) -> Told:
         (diagnosis.causes[0].rule, *diagnosis.place) if diagnosis.causes else why or place,
         size,
         layout.joined(f"{grown} {label(change.figure)}", layout.joined(why, line), separator=": "),
-        more=[*filter(None, (layout.wrapped(place), *growth.others(diagnosis)))],
+        more=[
+            *filter(None, [layout.wrapped(place)]),
+            *(said for of_code, said in beside if not of_code),
+        ],
+        code="".join(said for of_code, said in beside if of_code),
     )
 
 

@@ -20,7 +20,7 @@ from pytest_torchmem.figures import (
     RESERVED,
     phase_of,
 )
-from pytest_torchmem.profile.facts import outline_of, with_largest
+from pytest_torchmem.profile.facts import Facts, Topic, outline_of, with_largest
 from pytest_torchmem.profile.timeline import Later, Role
 from pytest_torchmem.snapshots.alive import MOMENTS, Alive, alive_of
 from pytest_torchmem.snapshots.format import Entry, Key, Measured
@@ -35,12 +35,20 @@ def entry_of(
     profile: MemoryProfile,
     alive: Callable[[], Alive] | None = None,
     measured: Mapping[str, Measured] | None = None,
+    code: Callable[[], Mapping[str, Mapping[int, str]]] = dict,
 ) -> Entry:
-    """Return the entry of a profile; ``alive`` tells what was alive, if that may be known."""
+    """Return the entry of a profile; ``alive`` tells what was alive, if that may be known, and
+    ``code`` the lines of the program.
+    """
 
     def shortened() -> Alive | None:
         found = alive_of(profile) if alive is None else alive()
         return found.shortened() if found.moments else None
+
+    def known() -> Facts:
+        found = with_largest(profile.facts, profile.timeline, profile.calls or ())
+        lines = {name: "".join(own.values()) for name, own in (code() if found else {}).items()}
+        return {**found, Topic.CODE: lines} if lines else found
 
     later: Any = Later
     return Entry(
@@ -49,7 +57,7 @@ def entry_of(
         workload=profile.workload,
         figures=profile.figures(),
         alive=later(shortened),
-        facts=later(lambda: with_largest(profile.facts, profile.timeline, profile.calls or ())),
+        facts=later(known),
         timeline=later(partial(outline_of, profile.timeline)),
         measured=measured or {},
     )

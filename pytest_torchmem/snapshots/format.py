@@ -16,7 +16,7 @@ from pytest_torchmem.errors import SnapshotError, UsageError
 from pytest_torchmem.figures import FIGURES, MEASURED, PEAKS
 from pytest_torchmem.printable import printable
 from pytest_torchmem.profile import facts
-from pytest_torchmem.profile.facts import FULL, Facts, Outline, Stretch
+from pytest_torchmem.profile.facts import FULL, Facts, Outline, Stretch, Topic
 from pytest_torchmem.profile.timeline import ComputedLater, Later, Role
 from pytest_torchmem.snapshots.alive import MOMENTS, Alive, Group, What
 from pytest_torchmem.snapshots.files import (
@@ -248,11 +248,13 @@ class Entry(ComputedLater):
 
         Another torch version, or another attribution of the same bytes, is no reason to rewrite an
         entry: a file that changes without a cause is not read any more. Nor is that ``other`` was
-        measured on fewer GPUs. That it does not say what was alive, and when, is one.
+        measured on fewer GPUs. That it does not say what was alive, and when, or what code there
+        was, is one.
         """
         recorded = self.alive is not None or other.alive is None
         recorded = recorded and (bool(self.timeline) or not other.timeline)
         recorded = recorded and (bool(self.facts) or not other.facts)
+        recorded = recorded and (Topic.CODE in self.facts or Topic.CODE not in other.facts)
         return (
             recorded
             and self.same_trace(other)

@@ -1,8 +1,9 @@
-"""Lines of a program's source at which something comes into a list, an attribute or a module.
+"""Lines of a program's source: those that changed, and those that fill or make something.
 
 What runs when a peak comes is seldom what was changed: a list is filled at another line, and a
 layer is made in the constructor of the module that calls it. Both are read from the source, where
-one line alone does it.
+one line alone does it. What was changed is known where a snapshot has the lines of the functions
+that a test led to then: two letters for each.
 """
 
 from __future__ import annotations
@@ -10,13 +11,17 @@ from __future__ import annotations
 import ast
 import linecache
 import os
-import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import suppress
+from difflib import SequenceMatcher
+from functools import cached_property, lru_cache, partial
 from itertools import islice
-from types import FunctionType
+from string import ascii_letters, digits
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
+from zlib import crc32
 
 from torch import nn
 
@@ -27,8 +32,10 @@ _STANDARD_LIBRARY = os.path.dirname(os.__file__)
 """``sysconfig`` reads how Python was built to say so."""
 _PUTS = ("add", "append", "appendleft", "extend", "insert", "put", "setdefault", "update")
 """Methods by which something comes into a container."""
-_MOST_FUNCTIONS = 50
-"""Those that are followed from a constructor to what makes a module."""
+_MOST_ITEMS = 50
+"""Those of a container that are followed to functions."""
+_MOST_OBJECTS = 5000
+"""Those that are followed from a test to the functions that it leads to."""
 _NOTHING = (ast.Constant, ast.List, ast.Dict, ast.Set, ast.Tuple)
 
 
@@ -57,69 +64,172 @@ def filled_at(file: str, definition: int | str, name: str, *, is_tensor: bool) -
     return placed(file, lines.pop()) if len(lines) == 1 else ""
 
 
-def lines_with(pattern: str) -> list[str]:
-    """Return the lines of the program's loaded files with a pattern outside of comments."""
-    sought = re.compile(rf"^[^#]*{pattern}")
-    # Asked for an attribute, what stands for a module may import it.
-    files = {getattr(one, "__dict__", {}).get("__file__") for one in [*sys.modules.values()]}
-    found = (
-        place_among([(file, number)])
-        for file in sorted(file for file in files if type(file) is str and is_of_program(file))
-        for number, text in enumerate(linecache.getlines(file), 1)
-        if sought.search(text)
-    )
-    return [line for line in found if line]
+Code = Mapping[str, Mapping[int, str]]
+"""By file and function, ``"losses.py: Focal.forward"``, two letters for each line, by its number;
+``"losses.py: "`` has those outside of functions."""
 
 
-def made_at(module: nn.Module, path: Sequence[str]) -> str:
-    """Return the line at which a module's class makes what is at a path in it, "" if unknown."""
-    for kind in type(module).__mro__:
-        file = file_of(kind)
-        made = _filling(file, kind.__name__, path[0])
-        if len(made) == 1:
-            value = made[0].value if _sets(made[0]) else made[0]
-            scope = vars(sys.modules[kind.__module__])
-            for part in path[1:] if _sets(made[0]) else ():  # of a ``Sequential`` or a list
-                called = getattr(getattr(value, "func", None), "id", "")
-                is_function = isinstance(scope.get(called), FunctionType)  # of other arguments
-                items = () if is_function else getattr(value, "args", ())
-                items = items[0].elts if items and isinstance(items[0], ast.List) else items
-                before = items[: int(part) + 1] if part.isdecimal() else ()
-                is_there = part.isdecimal() and len(before) == int(part) + 1
-                if not is_there or any(isinstance(one, ast.Starred) for one in before):
-                    break
-                value = before[-1]
-            names = {one.__name__ for one in type(module.get_submodule(".".join(path))).__mro__}
-            return place_among([_made_by(value, scope, names) or (file, value.lineno)])
-    return ""
+def code_of(functions: Iterable[Any]) -> Code:
+    """Return the lines of the program's functions that some lead to, without comments.
+
+    A function leads to what its names are, where they are looked up: functions, the methods of
+    classes, and of modules what is named beside them.
+    """
+    found: dict[str, dict[int, str]] = {}
+    files: dict[str, set[int]] = {}
+    for code in _codes_of(functions):
+        files.setdefault(code.co_filename, set()).add(code.co_firstlineno)
+    for file, starts in sorted(files.items()):
+        path, text = _path_of(file), _text_of(file)
+        lines = _lines_of(text)
+        outside = dict(lines)
+        for name, span in _spans(text).items():
+            own = {number: lines[number] for number in span if number in lines}
+            outside = {number: outside[number] for number in outside if number not in own}
+            if not starts.isdisjoint(span):
+                found[f"{path}: {name}"] = own
+        found[f"{path}: "] = outside
+    return found
 
 
-def _made_by(value: ast.AST, scope: Mapping[str, Any], names: set[str]) -> tuple[str, int] | None:
-    """Return the only line of the program's functions that a call leads to which names a class."""
-    functions, found = [*_called_in(value, scope)], set[tuple[str, int]]()
-    for function in islice(functions, _MOST_FUNCTIONS):  # which grows meanwhile
-        code = function.__code__
-        definition = _definitions(code.co_filename).get(code.co_firstlineno)
-        if definition is None or not is_of_program(code.co_filename):
+def changed_lines(before: Mapping[str, str], now: Code, near: AbstractSet[str]) -> list[str]:
+    """Return in words where code differs from what a snapshot has, function by function: first
+    those that have a line ``near`` a growth, then others of their classes or files, and last what
+    is in none.
+    """
+    texts = {name: "".join(lines.values()) for name, lines in now.items()}
+    gone = {text[start:] for name, text in before.items() if name not in now for start in (0, 2)}
+    files = {name.partition(": ")[0] for name in before}
+    is_near = {
+        name: not near.isdisjoint(f"{name.partition(': ')[0]}:{number}" for number in lines)
+        for name, lines in now.items()
+    }
+    around = {_around(name) for name in now if is_near[name]}
+    found: dict[str, tuple[bool, ...]] = {}
+    for name, lines in now.items() if before else ():
+        file, _, function = name.partition(": ")
+        was, numbers = before.get(name, ""), [*lines]
+        # What has another name, or is in another file, is no news.
+        if was == texts[name] or (not was and not gone.isdisjoint((texts[name], texts[name][2:]))):
             continue
-        calls = (node for node in ast.walk(definition) if isinstance(node, ast.Call))
-        own = {(code.co_filename, one.lineno) for one in calls if names & _names_in(one.func)}
-        found |= own
-        inner = () if own else _called_in(definition, function.__globals__)
-        functions += [one for one in inner if one not in functions]
-    return found.pop() if len(found) == 1 else None
+        said = [str(numbers[0])]
+        if was or (not function and file in files):
+            pairs = [was[at : at + 2] for at in range(0, len(was), 2)]
+            changes = SequenceMatcher(None, pairs, [*lines.values()], autojunk=False).get_opcodes()
+            said = [_span(numbers, *one[1:]) for one in changes if one[0] != "equal"]
+        place = f"{file}:{', '.join(said)}" + (f" in {function}" if function else "")
+        order = not is_near[name], _around(name) not in around, not function
+        found[place if was else f"{place} (new)"] = order
+    return sorted(found, key=found.__getitem__)
 
 
-def _called_in(node: ast.AST, scope: Mapping[str, Any]) -> Iterator[FunctionType]:
-    for call in ast.walk(node):
-        function = scope.get(getattr(getattr(call, "func", None), "id", ""))
-        if isinstance(function, FunctionType):
-            yield function
+def _around(name: str) -> str:
+    """Return the class or the file of a function."""
+    return name.rpartition(".")[0]
 
 
-def _names_in(called: ast.expr) -> set[str]:
-    """Return the names in what is called: ``nn``, ``Embedding`` and ``from_pretrained``."""
-    return {getattr(one, name, "") for one in ast.walk(called) for name in ("id", "attr")} - {""}
+def _span(numbers: Sequence[int], start: int, stop: int, first: int, last: int) -> str:
+    """Return in words the lines that stand for others, or beside which others are gone."""
+    if first < last:
+        return "-".join(map(str, dict.fromkeys((numbers[first], numbers[last - 1]))))
+    lines = f"{stop - start} {'line' if stop - start == 1 else 'lines'} gone"
+    after = first == len(numbers)
+    return f"{numbers[first - after]} ({lines} {'after' if after else 'before'} it)"
+
+
+def _codes_of(functions: Iterable[Any]) -> Iterator[CodeType]:
+    """Yield the code of the program's functions that others lead to."""
+    left, seen = [*functions], set[int]()
+    for one in left:  # which grows meanwhile, and keeps alive what was seen
+        if id(one) in seen or len(seen) > _MOST_OBJECTS:
+            continue
+        seen.add(id(one))
+        kind = type(one)  # what an object says of itself may run the program
+        if kind is FunctionType:
+            left.append(getattr(one, "__wrapped__", None))
+            for cell in one.__closure__ or ():
+                with suppress(ValueError):  # it is empty
+                    left.append(cell.cell_contents)
+            if _is_own(one.__code__.co_filename):
+                yield one.__code__
+                left += _named_in(one.__code__, one.__globals__)
+        elif issubclass(kind, type):
+            if _is_own(file_of(one)):
+                left += (*vars(one).values(), *one.__mro__[1:])
+        elif issubclass(kind, staticmethod | classmethod | MethodType):
+            left.append(one.__func__)
+        elif issubclass(kind, property):
+            left.append(one.fget)
+        elif issubclass(kind, partial | cached_property):
+            left.append(one.func)
+        elif kind in (dict, list, tuple):
+            left += islice(one.values() if kind is dict else one, _MOST_ITEMS)
+        elif issubclass(kind, nn.Module):
+            left += {type(each) for each in nn.Module.modules(one)}
+        elif kind is not ModuleType:
+            left.append(kind)
+
+
+def _named_in(code: CodeType, scope: Mapping[str, Any]) -> list[Any]:
+    """Return what the names in a function's code are in a scope, and in modules that it names."""
+    codes = [code]
+    for one in codes:
+        codes += (each for each in one.co_consts if isinstance(each, CodeType))
+    names = sorted({name for one in codes for name in (*one.co_names, *one.co_varnames)})
+    found = [scope[name] for name in names if name in scope]
+    found += [sys.modules[name] for name in names if name in sys.modules]  # that it imports
+    for module in found:
+        own = vars(module) if type(module) is ModuleType else {}
+        if own.get("__file__") and _is_own(own["__file__"]):
+            there = [own[name] for name in names if name in own]
+            found += [one for one in there if all(one is not other for other in found)]
+    return found
+
+
+def _is_own(file: str) -> bool:
+    """Tell whether a file is the program's, and not of this package either."""
+    return is_of_program(file) and bool(_path_of(file))
+
+
+def _path_of(file: str) -> str:
+    return place_among([(file, 0)]).removesuffix(":0")
+
+
+@lru_cache(maxsize=256)
+def _spans(text: str) -> dict[str, range]:
+    """Return the lines of a text's functions and methods, those within others left out."""
+    found: dict[str, range] = {}
+
+    def visit(node: ast.AST, prefix: str) -> None:
+        for one in ast.iter_child_nodes(node):
+            if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef):
+                start = min([one.lineno, *(each.lineno for each in one.decorator_list)])
+                found[prefix + one.name] = range(start, (one.end_lineno or start) + 1)
+            else:
+                visit(one, f"{prefix}{one.name}." if isinstance(one, ast.ClassDef) else prefix)
+
+    visit(_tree_of(text), "")
+    return found
+
+
+@lru_cache(maxsize=256)
+def _lines_of(text: str) -> dict[int, str]:
+    """Return two letters for each line of a text that is neither empty nor of a comment."""
+    strings = {
+        number
+        for node in ast.walk(_tree_of(text))
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        for number in range(node.lineno, (node.end_lineno or node.lineno) + 1)
+    }
+    lines = enumerate(map(str.rstrip, text.splitlines()), 1)
+    return {
+        number: "".join(_LETTERS[crc32(line.encode()) >> bits & 63] for bits in (6, 0))
+        for number, line in lines
+        if line.strip() and not line.lstrip().startswith("#") and number not in strings
+    }
+
+
+_LETTERS = f"{ascii_letters}{digits}+/"
 
 
 def _filling(file: str, definition: int | str, name: str, *, is_tensor: bool = False) -> list[Any]:
@@ -170,13 +280,23 @@ def _target(node: Any) -> Any:
     return node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
 
 
+def _text_of(file: str) -> str:
+    linecache.checkcache(file)
+    return "".join(linecache.getlines(file))
+
+
+@lru_cache(maxsize=64)
+def _tree_of(text: str) -> ast.Module:
+    try:
+        return ast.parse(text)
+    except (SyntaxError, ValueError):
+        return ast.Module([], [])
+
+
 @lru_cache(maxsize=64)
 def _definitions(file: str) -> dict[int | str, Any]:
     """Return the functions of a file by their first lines, and its classes by their names."""
-    try:
-        nodes: list[Any] = [*ast.walk(ast.parse("".join(linecache.getlines(file))))]
-    except (SyntaxError, ValueError):
-        return {}
+    nodes: list[Any] = [*ast.walk(_tree_of(_text_of(file)))]
     functions = (one for one in nodes if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef))
     starts = {min([one.lineno, *(d.lineno for d in one.decorator_list)]): one for one in functions}
     return starts | {one.name: one for one in nodes if isinstance(one, ast.ClassDef)}

@@ -10,16 +10,15 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
-from types import FrameType
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 import torch.nn.functional as functional
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
-from pytest_torchmem.interception.attribution import Attribution, callers_of, place_among
+from pytest_torchmem.interception.attribution import Attribution, callers_of
 from pytest_torchmem.interception.ledger import DeviceLedger, Ledger
 from pytest_torchmem.operators.attention.dot_product import why_not_fused
 from pytest_torchmem.operators.calls import AttentionArguments
@@ -31,7 +30,6 @@ from pytest_torchmem.torch_private.modes import FunctionMode
 from pytest_torchmem.torch_private.patches import replaced
 from pytest_torchmem.torch_private.tensors import OF_COMPILED_GRAPHS
 from pytest_torchmem.tracing.holders import HeldNames, address_of, collect, holding_graphs
-from pytest_torchmem.tracing.sources import file_of, is_of_program, made_at
 from pytest_torchmem.tracing.trace import WATCH
 
 _MOST_TENSORS = 20
@@ -52,14 +50,10 @@ class Watch:
         """By a module's pattern and a line: the bytes of the largest allocation under both, of
         those that are meant, and what leads to that line then."""
         self._meant = places
-        self.makers: dict[tuple[str, str], str] = {}
-        """By the same: the line of the program that makes the module."""
         self.regions: dict[str, bool] = {}
         """The lines that enter a region of autocast, and whether a place is in one that is off."""
         self.inside: list[tuple[str, bool]] = []
         """Those that are entered now, and whether autocast is on in them."""
-        self.made: dict[str, dict[str, None]] = {}
-        """By class: the program's lines that make optimizers, and a library's outermost modules."""
         self.attention: dict[str, str] = {}
         """By the line that calls attention: why no fused kernel took it."""
         self.holders: dict[int, str] = {}
@@ -83,18 +77,6 @@ class Watch:
             AttentionArguments(*args[:3], *(given[name] for name in names)), self._device
         )
         self.attention.setdefault(Attribution().user_line(), reason)
-
-    def saw_made(self, one: object) -> None:
-        """Take note of the program's line that constructs an object, outside of its class."""
-        frame: FrameType | None = sys._getframe(2)
-        line = ""
-        while frame is not None and not line:
-            file = frame.f_code.co_filename
-            if frame.f_locals.get("self") is not one and is_of_program(file):
-                line = place_among([(file, frame.f_lineno)])
-            frame = frame.f_back
-        if line:
-            self.made.setdefault(type(one).__name__, {})[line] = None
 
     def saw_saved(self, context: object, tensors: Collection[object]) -> None:
         """Take note of what a function of a program's saves for its backward."""
@@ -129,10 +111,6 @@ class Watch:
     def _note_callers(self, entry: Allocation, index: int) -> None:
         module = f"{fold(entry.origin.module)[0]}."
         for (pattern, line), (nbytes, known) in self.callers.items():
-            if not line and not self.makers.get((pattern, line)):  # of a module's own tensors
-                self.makers[pattern, line] = self._maker_of(pattern.replace("*", "0"))
-            if not line:
-                continue
             if entry.nbytes < nbytes or (pattern and not module.startswith(f"{pattern}.")):
                 continue
             if index not in (self._meant[pattern, line] or (index,)):
@@ -141,14 +119,7 @@ class Watch:
             if leads is not None and (entry.nbytes > nbytes or leads not in known):
                 same = known if entry.nbytes == nbytes else ()
                 self.callers[pattern, line] = entry.nbytes, (*same, leads)
-                self.makers[pattern, line] = self._maker_of(entry.origin.module)
                 self.regions |= {region: True for region, is_on in self.inside[-1:] if not is_on}
-
-    def _maker_of(self, path: str) -> str:
-        """Return the line that makes a module, or else the only one of a library's model."""
-        made = _maker_of(path, sys._getframe(3))
-        outermost = [*self.made.get(path.partition(".")[0], ())]
-        return made or (outermost[0] if len(outermost) == 1 else "")
 
     def at_end(self, ledger: Ledger) -> None:
         """Look at what is alive at the end, where that is the moment that is asked about."""
@@ -219,30 +190,6 @@ class Watch:
         names.clear()
 
 
-def _is_own(kind: type) -> bool:
-    """Tell whether a class is the program's, or a layer of torch."""
-    return kind.__module__.startswith("torch.") or is_of_program(file_of(kind))
-
-
-def _maker_of(path: str, innermost: FrameType) -> str:
-    """Return the line that makes the module at a path, in the class of the module that calls it."""
-    parts = path.split(".")
-    frame: FrameType | None = innermost
-    while frame is not None:
-        caller = frame.f_locals.get("self") if is_of_program(frame.f_code.co_filename) else None
-        if isinstance(caller, nn.Module):
-            for start in range(1, len(parts)):
-                with suppress(AttributeError):
-                    around = caller.get_submodule(".".join(parts[start:-1]))
-                    around.get_submodule(parts[-1])
-                    is_own = is_of_program(file_of(type(around)))
-                    made = made_at(around, parts[-1:]) if is_own else ""
-                    if made := made or made_at(caller, parts[start:]):
-                        return made
-        frame = frame.f_back
-    return ""
-
-
 def _by_a_view(tensor: Tensor, nbytes: int) -> str:
     """Return in words that a tensor keeps more than twice what it shows of an allocation."""
     if tensor.layout is not torch.strided or 2 * tensor.nbytes >= nbytes:
@@ -286,25 +233,12 @@ def watching(
     """
     places = places or {}
     watch, saving = Watch(device, wanted or {}, before, places), FunctionCtx.save_for_backward
-    roots = {module.partition(".")[0] for module, _ in places}
-    begin: Any = nn.Module.__init__
-    make: Any = torch.optim.Optimizer.__init__
     enter: Any = torch.autocast.__enter__
     leave: Any = torch.autocast.__exit__
 
     def attends(*args: Any, **kwargs: Any) -> Any:
         watch.saw_attention(*args, **kwargs)
         return _ATTENTION(*args, **kwargs)
-
-    def makes(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
-        watch.saw_made(optimizer)
-        make(optimizer, *args, **kwargs)
-
-    def begins(module: nn.Module, *args: Any, **kwargs: Any) -> None:
-        kind = type(module)
-        if kind.__name__ in roots and not _is_own(kind):
-            watch.saw_made(module)
-        begin(module, *args, **kwargs)
 
     def enters(region: torch.autocast) -> Any:
         entered, line = enter(region), Attribution().user_line()
@@ -326,8 +260,6 @@ def watching(
             # Within what a mode is handed, such as ``multi_head_attention_forward``, it is off.
             stack.enter_context(replaced(functional, scaled_dot_product_attention=attends))
             stack.enter_context(_AttentionMode(watch))
-        stack.enter_context(replaced(torch.optim.Optimizer, __init__=makes))
-        stack.enter_context(replaced(nn.Module, __init__=begins))
         stack.enter_context(replaced(FunctionCtx, save_for_backward=saves))
         stack.enter_context(replaced(torch.autocast, __enter__=enters, __exit__=leaves))
         yield watch

@@ -248,7 +248,7 @@ def merged_weights(wrong: bool) -> Step:
     return model, (torch.zeros(4, 256),), {}
 
 
-@planted("optimizer", "the optimizer is AdamW (", "", "AdamW")
+@planted("optimizer", "the optimizer is AdamW (", "", "aten::", "")
 def another_optimizer(wrong: bool) -> Step:
     optimizer = torch.optim.AdamW if wrong else torch.optim.SGD
     return Decoder(), (ids(1, 8),), {"optimizer": optimizer}
@@ -696,12 +696,12 @@ def pooling_left_out(wrong: bool) -> Step:
     return nn.Sequential(*layers), (images(),), {}
 
 
-@planted("optimizer", "Adam (loop) is another optimizer beside SGD", "", "Adam")
+@planted("optimizer", ") is another optimizer beside SGD", "", "aten::", "")
 def a_second_optimizer(wrong: bool, device: str) -> None:
     model = nn.Sequential(nn.Linear(256, 256), nn.Linear(256, 256)).to(device)
     optimizers: list[torch.optim.Optimizer] = [torch.optim.SGD(model.parameters(), 0.1)]
     if wrong:
-        optimizers.append(torch.optim.Adam(model[1].parameters()))  # here: a_second_optimizer
+        optimizers.append(torch.optim.Adam(model[1].parameters()))
     model(torch.zeros(8, 256, device=device)).sum().backward()
     for optimizer in optimizers:
         optimizer.step()

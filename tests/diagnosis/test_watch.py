@@ -13,7 +13,7 @@ from itertools import tee
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread, local
-from types import SimpleNamespace
+from types import ModuleType
 from typing import Any, NamedTuple
 from weakref import finalize, ref
 
@@ -23,11 +23,10 @@ from torch import Tensor, nn
 
 import pytest_torchmem as torchmem
 from pytest_torchmem import trace
-from pytest_torchmem.checks.check import _SOUGHT
 from pytest_torchmem.diagnosis.diagnose import StepGrowth, step_growth
 from pytest_torchmem.profile.timeline import Lifetimes, Role
 from pytest_torchmem.tracing.holders import HeldNames
-from pytest_torchmem.tracing.sources import lines_with, made_at
+from pytest_torchmem.tracing.sources import changed_lines, code_of
 from pytest_torchmem.tracing.watch import watching
 from tests.diagnosis.planted import BATCH, LENGTH, WIDTH, Block, Decoder, ids
 from tests.modules import Parts
@@ -255,49 +254,47 @@ def test_what_programs_keep_tensors_in(keep: Callable[[Keeper], Tensor], name: s
     assert HeldNames(ignore=kept).of(kept[0]).startswith(name)
 
 
-def test_lines_of_the_source_that_set_or_call_are_found(tmp_path, monkeypatch):
-    source = (
-        "x.requires_grad_()\n# checkpoint(f)\nutils.checkpoint.checkpoint(f)\nsave_checkpoint(f)\n"
-    )
-    (tmp_path / "written.py").write_text(source + "x.requires_grad == y\ndef checkpoint(f): ...\n")
-    monkeypatch.setitem(sys.modules, "written", SimpleNamespace(__file__=f"{tmp_path}/written.py"))
-    sought = {rule: _SOUGHT[rule] for rule in ("trained", "checkpoint")}
-    lines = {rule: " ".join(lines_with(pattern)) for rule, pattern in sought.items()}
-    found = {rule: re.findall(r"written\.py:(\d)", text) for rule, text in lines.items()}
-    assert found == {"trained": ["1"], "checkpoint": ["3"]}
+CODE = """WIDTH = 4
+def scaled(x):
+    '''Doc.'''
+    return x * WIDTH
+class Net:
+    def forward(self, x):
+        y = scaled(x)
+        return y
+def unused(x):
+    return x
+def run():
+    return Net().forward(1)
+"""
 
 
-def _tails() -> nn.ModuleList:
-    return nn.ModuleList(_tail(width) for width in (1, 2))
-
-
-def _tail(width: int) -> nn.Module:
-    return nn.Linear(width, width)  # tail
-
-
-class _Layers(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.head = nn.Linear(4, 4)  # head
-        self.body = nn.Sequential(
-            nn.ReLU(),
-            nn.Linear(4, 4),  # second of the body
-        )
-        self.blocks = nn.ModuleList([nn.ReLU(), nn.Tanh()])  # blocks
-        self.tails = _tails()
-
-
-def test_the_line_that_makes_a_layer_is_found() -> None:
-    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
-    paths = {
-        "head": "head",
-        "body.1": "second of the body",
-        "blocks.0": "blocks",
-        "tails.0": "tail",
-    }
-    for path, end in paths.items():
-        line = next(n for n, one in enumerate(lines, 1) if one.endswith(f"  # {end}"))
-        assert made_at(_Layers(), path.split(".")).endswith(f"test_watch.py:{line}")
+@pytest.mark.parametrize(
+    ("was", "now", "found"),
+    [
+        ("Doc", "# comment\n    Text", []),
+        ("return x\n", "return 1\n", []),  # of what is not called
+        ("= 4", "= 8", ["1"]),
+        ("x *", "x +", ["4 in scaled"]),
+        ("scaled", "wide", ["7 in Net.forward"]),
+        ("Net", "Model", ["12 in run", "5"]),
+        ("        y = scaled(x)\n", "", ["7 (1 line gone before it) in Net.forward"]),
+        ("return y", "return unused(y)", ["8 in Net.forward", "9 in unused (new)"]),
+    ],
+)
+def test_code_that_changed(tmp_path, monkeypatch, was, now, found):
+    module = ModuleType("some_code")
+    module.__file__ = str(tmp_path / "some_code.py")
+    monkeypatch.setitem(sys.modules, "some_code", module)
+    sides = []
+    for text in (CODE, CODE.replace(was, now)):
+        Path(module.__file__).write_text(text)
+        exec(compile(text, module.__file__, "exec"), vars(module))
+        sides.append(code_of([module.run]))
+    before = {name: "".join(lines.values()) for name, lines in sides[0].items()}
+    assert not changed_lines(before, sides[0], set())
+    changed = changed_lines(before, sides[1], set())
+    assert [one.partition(".py:")[2] for one in changed] == found
 
 
 class _Filled:

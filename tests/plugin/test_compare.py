@@ -144,6 +144,7 @@ def test_every_report_says_what_the_run_said(project, tmp_path, monkeypatch, com
     project.run("--torchmem-update", "--torchmem-json=base.json", passed=2)
     shutil.copytree(project.path / "__torchmem__", tmp_path / "before" / "__torchmem__")
     project.width(1)
+    project.write(net=project.read("net.py").replace("forward(x)", "forward( x)"))
     result = project.run("--torchmem-json=head.json", "--torchmem-markdown=run.md")
     monkeypatch.chdir(project.path)
     monkeypatch.setenv("COLUMNS", "400")
@@ -155,13 +156,14 @@ def test_every_report_says_what_the_run_said(project, tmp_path, monkeypatch, com
     before = str(tmp_path / "before" / "__torchmem__")
     text["compare files"] = command("compare", before, "__torchmem__", status=1)
     said = ("float64 comes from x.double", "x.double (aten::_to_copy) in Net, net.py:8")
+    said += ("net.py:6 in Net.forward",)
     for one in said:
         assert one in " ".join(line.removeprefix("E").strip() for line in result.outlines)
         assert [name for name, found in text.items() if one not in found] == []
     assert text["compare"].startswith("base.json -> head.json: 2 grew\n")
     project.width(2)  # another commit of the same pull request, which is accepted as well
     project.run("--torchmem-update", "--torchmem-json=head.json", passed=2)
-    assert [len(entry["grew"]) for entry in project.entries().values()] == [2, 2]
+    assert [len(entry["grew"]) for entry in project.entries().values()] == [3, 3]
     for sides in ([before, "__torchmem__"], ["base.json", "head.json"]):
         for words, status in {**commands, "compare --format=json": 1}.items():
             found = command(*words.split(), *sides, status=status)

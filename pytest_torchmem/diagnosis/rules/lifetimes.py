@@ -16,7 +16,6 @@ from pytest_torchmem.diagnosis.causes import (
     tensors,
     times,
     total,
-    written,
 )
 from pytest_torchmem.diagnosis.difference import Row
 from pytest_torchmem.figures import END, HOST, PEAK
@@ -120,7 +119,6 @@ def gradients_kept(evidence: Evidence) -> Cause | None:
         why = "nothing sets them to none before it"
         backwards = evidence.ran.called_as("backward")
         zeroed = backwards[0] if len(backwards) == 1 else None
-    why += written(evidence, "gradients kept", "; zero_grad() stands")
     return cause("gradients kept", rows, None, zeroed, phase=phase, why=why)
 
 

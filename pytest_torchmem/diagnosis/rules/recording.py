@@ -22,7 +22,6 @@ from pytest_torchmem.diagnosis.causes import (
     some,
     total,
     within,
-    written,
 )
 from pytest_torchmem.diagnosis.difference import OF_BACKWARD, Row
 from pytest_torchmem.diagnosis.rules import setup
@@ -141,7 +140,7 @@ def _another_forward(
     return [*evidence.came()], next(places, None)
 
 
-@rule("trained", "{modules} trained, and {were} frozen{moved}{setters}", sure=True)
+@rule("trained", "{modules} trained, and {were} frozen{moved}", sure=True)
 def no_longer_frozen(evidence: Evidence) -> Cause | None:
     """Parameters that were frozen require gradients."""
     there = {path for name in evidence.present(Topic.LAYERS) for path in prefixes(name)}
@@ -165,8 +164,7 @@ def no_longer_frozen(evidence: Evidence) -> Cause | None:
         words, are, were = f"all of {around}{evidence.was(around)}", "is", "parts of it were"
     into = [name for one in lost for name, was in evidence.names.items() if within(one.name, was)]
     moved = f"; its parts are in {evidence.short(into[0].rpartition('.')[0])} now" if into else ""
-    sets = written(evidence, "trained", ": requires_grad is set")
-    values = {"modules": f"{words} {are}", "were": were, "moved": moved, "setters": sets}
+    values = {"modules": f"{words} {are}", "were": were, "moved": moved}
     found = cause("trained", dict.fromkeys(rows), **values)
     if found is None or lost[1:] or within(lost[0].name, shown_by(found.rows).what.module):
         return found

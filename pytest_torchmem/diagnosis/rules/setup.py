@@ -23,7 +23,6 @@ from pytest_torchmem.diagnosis.causes import (
     times,
     total,
     within,
-    written,
 )
 from pytest_torchmem.diagnosis.difference import Row
 from pytest_torchmem.diagnosis.rules.layers import new_modules, set_otherwise
@@ -172,21 +171,9 @@ def _inside_or_all(evidence: Evidence, change: FactChange) -> Iterable[Row]:
 
 
 def _region_off(evidence: Evidence, change: FactChange) -> Origin | None:
-    """Return where autocast is entered that is off, if it is around what is to blame; where none
-    is entered, the only line that could.
-    """
+    """Return where autocast is entered that is off, if it is around what is to blame."""
     line = next((line for line, is_off in evidence.watched.regions.items() if is_off), "")
-    if line:
-        return Origin(Phase.FORWARD, "", "torch.autocast(enabled=False)", line)
-    written = evidence.watched.written.get("autocast", ())
-    is_alone = len(written) == 1 and not evidence.watched.regions
-    return Origin(Phase.FORWARD, "", "autocast, not entered", written[0]) if is_alone else None
-
-
-def _made_at(evidence: Evidence, change: FactChange) -> Origin | None:
-    """Return where an optimizer is made, if one line makes all of its class."""
-    lines = evidence.watched.written.get(change.name, ())
-    return Origin(Phase.OPTIMIZER, "", change.name, lines[0]) if len(lines) == 1 else None
+    return Origin(Phase.FORWARD, "", "torch.autocast(enabled=False)", line) if line else None
 
 
 def _call(evidence: Evidence, change: FactChange) -> Origin | None:
@@ -385,9 +372,8 @@ def inputs_changed(evidence: Evidence) -> Cause | None:
     if fewer or origin is None:
         made = None if fewer else evidence.ran.only_maker(changed[0].now[-1])
         origin = called_at(module, lines)[1] or made
-        check = next(iter(evidence.watched.written.get("inputs", ())), "")
-        if check and " of " not in changed[0].name:
-            origin = Origin(Phase.FORWARD, "", "torchmem.check", check)
+        if evidence.watched.check and " of " not in changed[0].name:
+            origin = Origin(Phase.FORWARD, "", "torchmem.check", evidence.watched.check)
     types = {dtype for one in changed for dtype in _types(one.now) - _types(one.before)}
     wider = [one for one in evidence.came(Role.PARAMETER) if one.what.dtype in types]
     for row in wider[:1] if retyped else ():
@@ -568,11 +554,9 @@ def _why_not_checkpointed(evidence: Evidence, place: str) -> str:
     for change in evidence.about(Topic.MODES):
         is_new = _is_in("eval", change.now) and not _is_in("eval", change.before)
         if is_new and (within(change.name, place) or within(place, change.name)):
-            return f": it is in eval mode, and was not{written(evidence, 'eval', ', by eval()')}"
+            return ": it is in eval mode, and was not"
     around = (one for one in calls_in_eval_mode(evidence) if within(one[0], place))
-    at = written(evidence, "checkpoint", ": checkpoint")
-    at += " is not called for it" if at else ""
-    return "".join(f": {module} {IN_EVAL.format(*words)}" for module, *words in around) or at
+    return "".join(f": {module} {IN_EVAL.format(*words)}" for module, *words in around)
 
 
 IN_EVAL = "is in eval mode in {} calls, and was in {}"
@@ -592,7 +576,7 @@ def calls_in_eval_mode(evidence: Evidence) -> Iterator[tuple[str, str, str]]:
             yield module, f"{now} of {calls.number}", str(before)
 
 
-@rule("tied", "{parameter} is no longer tied to {other}{at}", sure=True)
+@rule("tied", "{parameter} is no longer tied to {other}", sure=True)
 def untied(evidence: Evidence) -> Cause | None:
     """Two parameters that were one are two."""
     for change in (one for one in evidence.about(Topic.TIED) if one.before and not one.now):
@@ -606,8 +590,7 @@ def untied(evidence: Evidence) -> Cause | None:
         if rows:
             first = shown_by([row for row in rows if within(owner, row.what.module)])
             parameter, other = evidence.short(change.name), evidence.short(change.before)
-            at = written(evidence, "tied", "; a weight is set")
-            return cause("tied", rows, first, parameter=parameter, other=other, at=at)
+            return cause("tied", rows, first, parameter=parameter, other=other)
     return None
 
 
@@ -618,12 +601,11 @@ def another_optimizer(evidence: Evidence) -> Cause | None:
     if not changed:
         return None
     rows = evidence.came(*_OF_OPTIMIZER)
-    made = next((_made_at(evidence, one) for one in changed if one.now), None)
     same = [one for one in changed if one.before and one.now and one.before[0] == one.now[0]]
     for one in same:  # implemented as it was
         for said in _other_parts(one, "had"):
             change = f"{one.name} has {said['now']}{said['before']}"
-            return cause("optimizer", rows, None, made, change=change)
+            return cause("optimizer", rows, change=change)
     before = ", ".join(f"{one.name} ({', '.join(one.before)})" for one in changed if one.before)
     now = ", ".join(f"{one.name} ({', '.join(one.now)})" for one in changed if one.now)
     others, left = ([*of(Topic.OPTIMIZERS)] for of in (evidence.then, evidence.present))
@@ -633,7 +615,7 @@ def another_optimizer(evidence: Evidence) -> Cause | None:
         change = f"the optimizer {before} is gone, and {', '.join(left)} is still there"
     else:
         change = f"the optimizer is {now or 'none'}, and was {before or 'none'}"
-    return cause("optimizer", rows, None, made, change=change)
+    return cause("optimizer", rows, change=change)
 
 
 @rule("in place", "{operator} is no longer in place ({lost} of {calls} calls)", sure=True)
