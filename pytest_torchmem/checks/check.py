@@ -111,7 +111,7 @@ class Judge:
     def code(self) -> Code:
         from pytest_torchmem.tracing.sources import code_of
 
-        return code_of(self.check.request.test.functions)
+        return code_of((*self.check.request.test.functions, self.check.target.trace))
 
     def judge(self) -> CheckResult:
         profile, gpu, calibration = self.profile, self.check.key.gpu, self.calibration

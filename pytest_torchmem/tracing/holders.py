@@ -75,7 +75,9 @@ class _Referrers:
         self._known: dict[int, list[object]] = {}
         self._own = {id(self._known)}
         """What is made here and refers to objects, too."""
-        running = _running_frames()
+        # Those of this file end before anything is asked, and something may come into their place.
+        own = _running_frames.__code__.co_filename
+        running = [one for one in _running_frames() if one.f_code.co_filename != own]
         self._running = {*map(id, running)}
         self._local: set[int] = set()
         """What functions have in variables, torch's as well: these refer to it unseen."""

@@ -11,12 +11,14 @@ from __future__ import annotations
 import ast
 import linecache
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from difflib import SequenceMatcher
 from functools import cached_property, lru_cache, partial
+from inspect import getattr_static
 from itertools import islice
 from string import ascii_letters, digits
 from types import CodeType, FunctionType, MethodType, ModuleType
@@ -94,11 +96,10 @@ def code_of(functions: Iterable[Any]) -> Code:
 
 def changed_lines(before: Mapping[str, str], now: Code, near: AbstractSet[str]) -> list[str]:
     """Return in words where code differs from what a snapshot has, function by function: first
-    those that have a line ``near`` a growth, then others of their classes or files, and last what
-    is in none.
+    those that have a line ``near`` a growth, then others of their classes or files; last new ones.
     """
     texts = {name: "".join(lines.values()) for name, lines in now.items()}
-    gone = {text[start:] for name, text in before.items() if name not in now for start in (0, 2)}
+    gone = {text for name, text in before.items() if name not in now}
     files = {name.partition(": ")[0] for name in before}
     is_near = {
         name: not near.isdisjoint(f"{name.partition(': ')[0]}:{number}" for number in lines)
@@ -110,7 +111,7 @@ def changed_lines(before: Mapping[str, str], now: Code, near: AbstractSet[str]) 
         file, _, function = name.partition(": ")
         was, numbers = before.get(name, ""), [*lines]
         # What has another name, or is in another file, is no news.
-        if was == texts[name] or (not was and not gone.isdisjoint((texts[name], texts[name][2:]))):
+        if was == texts[name] or not lines or (not was and texts[name] in gone):
             continue
         said = [str(numbers[0])]
         if was or (not function and file in files):
@@ -118,7 +119,8 @@ def changed_lines(before: Mapping[str, str], now: Code, near: AbstractSet[str]) 
             changes = SequenceMatcher(None, pairs, [*lines.values()], autojunk=False).get_opcodes()
             said = [_span(numbers, *one[1:]) for one in changes if one[0] != "equal"]
         place = f"{file}:{', '.join(said)}" + (f" in {function}" if function else "")
-        order = not is_near[name], _around(name) not in around, not function
+        far = not is_near[name]
+        order = far and not was, far, _around(name) not in around, not function
         found[place if was else f"{place} (new)"] = order
     return sorted(found, key=found.__getitem__)
 
@@ -167,7 +169,7 @@ def _codes_of(functions: Iterable[Any]) -> Iterator[CodeType]:
         elif issubclass(kind, nn.Module):
             left += {type(each) for each in nn.Module.modules(one)}
         elif kind is not ModuleType:
-            left.append(kind)
+            left += (kind, getattr_static(one, "__wrapped__", None))
 
 
 def _named_in(code: CodeType, scope: Mapping[str, Any]) -> list[Any]:
@@ -175,7 +177,8 @@ def _named_in(code: CodeType, scope: Mapping[str, Any]) -> list[Any]:
     codes = [code]
     for one in codes:
         codes += (each for each in one.co_consts if isinstance(each, CodeType))
-    names = sorted({name for one in codes for name in (*one.co_names, *one.co_varnames)})
+    texts = [each for one in codes for each in one.co_consts if type(each) is str]  # of getattr
+    names = sorted({*texts, *(name for one in codes for name in (*one.co_names, *one.co_varnames))})
     found = [scope[name] for name in names if name in scope]
     found += [sys.modules[name] for name in names if name in sys.modules]  # that it imports
     for module in found:
@@ -221,7 +224,8 @@ def _lines_of(text: str) -> dict[int, str]:
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
         for number in range(node.lineno, (node.end_lineno or node.lineno) + 1)
     }
-    lines = enumerate(map(str.rstrip, text.splitlines()), 1)
+    # A class or a function of another name is no other one.
+    lines = enumerate((_NAME.sub("", line.rstrip()) for line in text.splitlines()), 1)
     return {
         number: "".join(_LETTERS[crc32(line.encode()) >> bits & 63] for bits in (6, 0))
         for number, line in lines
@@ -229,6 +233,7 @@ def _lines_of(text: str) -> dict[int, str]:
     }
 
 
+_NAME = re.compile(r"(?<=\bdef )\w+|(?<=\bclass )\w+")
 _LETTERS = f"{ascii_letters}{digits}+/"
 
 

@@ -254,7 +254,9 @@ def test_what_programs_keep_tensors_in(keep: Callable[[Keeper], Tensor], name: s
     assert HeldNames(ignore=kept).of(kept[0]).startswith(name)
 
 
-CODE = """WIDTH = 4
+CODE = """from functools import cache
+WIDTH = 4
+@cache
 def scaled(x):
     '''Doc.'''
     return x * WIDTH
@@ -274,12 +276,12 @@ def run():
     [
         ("Doc", "# comment\n    Text", []),
         ("return x\n", "return 1\n", []),  # of what is not called
-        ("= 4", "= 8", ["1"]),
-        ("x *", "x +", ["4 in scaled"]),
-        ("scaled", "wide", ["7 in Net.forward"]),
-        ("Net", "Model", ["12 in run", "5"]),
-        ("        y = scaled(x)\n", "", ["7 (1 line gone before it) in Net.forward"]),
-        ("return y", "return unused(y)", ["8 in Net.forward", "9 in unused (new)"]),
+        ("= 4", "= 8", ["2"]),
+        ("x *", "x +", ["6 in scaled"]),
+        ("scaled", "wide", ["9 in Net.forward"]),
+        ("Net", "Model", ["14 in run"]),
+        ("        y = scaled(x)\n", "", ["9 (1 line gone before it) in Net.forward"]),
+        ("return y", "return unused(y)", ["10 in Net.forward", "11 in unused (new)"]),
     ],
 )
 def test_code_that_changed(tmp_path, monkeypatch, was, now, found):
