@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -111,7 +112,9 @@ class Judge:
     def code(self) -> Code:
         from pytest_torchmem.tracing.sources import code_of
 
-        return code_of((*self.check.request.test.functions, self.check.target.trace))
+        with suppress(Exception):  # of classes that are none, and of what stands for modules
+            return code_of((*self.check.request.test.functions, self.check.target.trace))
+        return {}
 
     def judge(self) -> CheckResult:
         profile, gpu, calibration = self.profile, self.check.key.gpu, self.calibration

@@ -90,7 +90,7 @@ def code_of(functions: Iterable[Any]) -> Code:
             outside = {number: outside[number] for number in outside if number not in own}
             if not starts.isdisjoint(span):
                 found[f"{path}: {name}"] = own
-        found[f"{path}: "] = outside
+        found |= {f"{path}: ": outside} if outside else {}
     return found
 
 
