@@ -419,7 +419,7 @@ class DeviceCheck:
             for place, (_, leads) in watch.callers.items()
         }
         check = Attribution().user_line()
-        return Watched(reasons, holders, savers, callers, watch.regions, check, kept)
+        return Watched(reasons, holders, savers, callers, check, kept)
 
     def holder(self, profile: MemoryProfile, found: StepGrowth, *, on_host: bool) -> str:
         """Trace again and return what refers to a step's largest tensor, "" if unknown."""

@@ -108,9 +108,6 @@ class Watched:
     """The ``autograd.Function`` that saves a tensor of a group for its backward, and its line."""
     callers: Mapping[tuple[str, str], Collection[tuple[str, ...]]] = field(default_factory=dict)
     """By a module and a line: the program's lines that lead to it in its calls, nearest first."""
-    regions: Mapping[str, bool] = field(default_factory=dict)
-    """The program's lines that enter a region of autocast, and whether what is to blame is in one
-    that is off."""
     check: str = ""
     """The program's line that calls the check."""
     ran: bool = False
@@ -447,10 +444,10 @@ def some(names: Sequence[str]) -> str:
     return " and ".join(names) if len(names) < 3 else f"{names[0]} and {len(names) - 1} more"
 
 
-def listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[str], most: int = _MOST_NAMES) -> str:
     """Return names in words, of many the first ones."""
-    if len(names) > _MOST_NAMES:
-        return f"{', '.join(names[:_MOST_NAMES])} and {len(names) - _MOST_NAMES} more"
+    if len(names) > most:
+        return f"{', '.join(names[:most])} and {len(names) - most} more"
     return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
 
 

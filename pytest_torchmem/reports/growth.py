@@ -127,6 +127,7 @@ def place(diagnosis: Diagnosis) -> str:
 
 
 _MOST_CAUSES = 3
+_MOST_FUNCTIONS = 5
 CODE = "code that changed since the snapshot"
 
 
@@ -142,7 +143,7 @@ def told(diagnosis: Diagnosis | None) -> tuple[Told, ...]:
     others = (Told(*moment, *one) for one in _others(diagnosis.causes[:_MOST_CAUSES]))
     from pytest_torchmem.diagnosis.causes import listed
 
-    changed = [Told(*moment, CODE, listed(diagnosis.changed))] if diagnosis.changed else []
+    changed = [Told(*moment, CODE, listed(diagnosis.changed, _MOST_FUNCTIONS))] if diagnosis.changed else []
     return (first, *changed, *others) if first.why else ()
 
 

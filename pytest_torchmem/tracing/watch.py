@@ -50,10 +50,6 @@ class Watch:
         """By a module's pattern and a line: the bytes of the largest allocation under both, of
         those that are meant, and what leads to that line then."""
         self._meant = places
-        self.regions: dict[str, bool] = {}
-        """The lines that enter a region of autocast, and whether a place is in one that is off."""
-        self.inside: list[tuple[str, bool]] = []
-        """Those that are entered now, and whether autocast is on in them."""
         self.attention: dict[str, str] = {}
         """By the line that calls attention: why no fused kernel took it."""
         self.holders: dict[int, str] = {}
@@ -119,7 +115,6 @@ class Watch:
             if leads is not None and (entry.nbytes > nbytes or leads not in known):
                 same = known if entry.nbytes == nbytes else ()
                 self.callers[pattern, line] = entry.nbytes, (*same, leads)
-                self.regions |= {region: True for region, is_on in self.inside[-1:] if not is_on}
 
     def at_end(self, ledger: Ledger) -> None:
         """Look at what is alive at the end, where that is the moment that is asked about."""
@@ -233,22 +228,10 @@ def watching(
     """
     places = places or {}
     watch, saving = Watch(device, wanted or {}, before, places), FunctionCtx.save_for_backward
-    enter: Any = torch.autocast.__enter__
-    leave: Any = torch.autocast.__exit__
 
     def attends(*args: Any, **kwargs: Any) -> Any:
         watch.saw_attention(*args, **kwargs)
         return _ATTENTION(*args, **kwargs)
-
-    def enters(region: torch.autocast) -> Any:
-        entered, line = enter(region), Attribution().user_line()
-        watch.regions.setdefault(line, False)
-        watch.inside.append((line, torch.is_autocast_enabled(region.device)))
-        return entered
-
-    def leaves(region: torch.autocast, *raised: Any) -> Any:
-        del watch.inside[-1:]
-        return leave(region, *raised)
 
     def saves(context: FunctionCtx, *tensors: Tensor) -> None:  # torch/autograd/function.py
         watch.saw_saved(context, tensors)
@@ -261,5 +244,4 @@ def watching(
             stack.enter_context(replaced(functional, scaled_dot_product_attention=attends))
             stack.enter_context(_AttentionMode(watch))
         stack.enter_context(replaced(FunctionCtx, save_for_backward=saves))
-        stack.enter_context(replaced(torch.autocast, __enter__=enters, __exit__=leaves))
         yield watch

@@ -170,12 +170,6 @@ def _inside_or_all(evidence: Evidence, change: FactChange) -> Iterable[Row]:
     return inside or evidence.came()
 
 
-def _region_off(evidence: Evidence, change: FactChange) -> Origin | None:
-    """Return where autocast is entered that is off, if it is around what is to blame."""
-    line = next((line for line, is_off in evidence.watched.regions.items() if is_off), "")
-    return Origin(Phase.FORWARD, "", "torch.autocast(enabled=False)", line) if line else None
-
-
 def _call(evidence: Evidence, change: FactChange) -> Origin | None:
     """Return where a module is called, if that is known."""
     line = evidence.ran.called_from(change.name)
@@ -190,11 +184,7 @@ fact_rule(
     _by_setting,
 )
 fact_rule(
-    "autocast",
-    "{module} runs without autocast, and ran with {detail}",
-    Topic.MODES,
-    _autocast_left,
-    place=_region_off,
+    "autocast", "{module} runs without autocast, and ran with {detail}", Topic.MODES, _autocast_left
 )
 fact_rule(
     "autocast uncached",

@@ -183,10 +183,7 @@ def autocast_cache(evidence: Evidence) -> Cause | None:
     first = max(rows, key=lambda row: row.change, default=None)
     if first is None:
         return None
-    places = [Origin(Phase.FORWARD, "", "torch.autocast", one) for one in evidence.watched.regions]
-    place = places[0] if len(places) == 1 else None
-    words = f"{first.what.dtype} copies of parameters"
-    return cause("autocast cache", rows, None, place, copies=words)
+    return cause("autocast cache", rows, copies=f"{first.what.dtype} copies of parameters")
 
 
 @rule("type", "{before} became {now}{where}")
