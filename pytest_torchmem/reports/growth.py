@@ -143,7 +143,8 @@ def told(diagnosis: Diagnosis | None) -> tuple[Told, ...]:
     others = (Told(*moment, *one) for one in _others(diagnosis.causes[:_MOST_CAUSES]))
     from pytest_torchmem.diagnosis.causes import listed
 
-    changed = [Told(*moment, CODE, listed(diagnosis.changed, _MOST_FUNCTIONS))] if diagnosis.changed else []
+    code = listed(diagnosis.changed, _MOST_FUNCTIONS)
+    changed = [Told(*moment, CODE, code)] if code else []
     return (first, *changed, *others) if first.why else ()
 
 
