@@ -47,7 +47,7 @@ class Section:
 
     title: str
     rows: tuple[tuple[int, str, str], ...] = ()
-    """The largest first."""
+    """The most important first."""
     rest: int = 0
     """The bytes of what no row names, and ``why`` none does."""
     why: str = ""
@@ -250,13 +250,17 @@ def _tensor(what: What) -> str:
 
 
 def section(diagnosis: Diagnosis) -> Section:
-    """Return what came and what went at the moment, largest first, with the sum of the rest."""
+    """Return what came and what went at the moment, with the sum of the rest: what came most, and
+    then the largest first.
+    """
     found = diagnosis.difference
     head = f"What changed {at(found.moment)}" if found.moment else ""
     if diagnosis.was_peak:
         head += f", which was in the {label(diagnosis.was_peak).removesuffix(' peak')} before"
     why = "in tensors too small for the snapshot"
-    return Section(head, rows_of(found.rows), found.rest, why)
+    rows = rows_of(found.rows)
+    most = [row for row in rows if row[0] == max(one[0] for one in rows)][:1]
+    return Section(head, (*most, *(row for row in rows if row not in most)), found.rest, why)
 
 
 def at(figure: str) -> str:

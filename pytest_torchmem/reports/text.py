@@ -486,6 +486,7 @@ def _circumstances(
     """Return what else is different and may be the cause: the workload, torch, cuDNN."""
     inputs = diagnosis.inputs if diagnosis is not None else ()
     causes = diagnosis.causes if diagnosis is not None else ()
+    code = diagnosis.changed if diagnosis is not None else ()
     said = " ".join(cause.text for cause in causes)
     told = any(cause.rule == "inputs" for cause in causes)
     is_specific = any(cause.is_specific for cause in causes[:1])
@@ -496,10 +497,10 @@ def _circumstances(
     changed = "; ".join(_input(names, *change) for change, names in alike.items())
     if comparison.workload_changed and changed:
         yield f"Inputs differ from the snapshot's: {changed}"
-    elif comparison.workload_changed and not inputs and not is_specific:
+    elif comparison.workload_changed and not inputs and not is_specific and not code:
         yield (
-            "The workload differs from the snapshot's: the shapes or dtypes of the inputs, or the "
-            "sizes of the parameters, have changed"
+            "The workload differs from the snapshot's: the inputs, other tensors that are made "
+            "before the step, or the sizes of the parameters"
         )
     if trace.guessed:
         yield (

@@ -86,7 +86,7 @@ def runs_with_gradients(evidence: Evidence) -> Cause | None:
             rows, origin = _another_forward(evidence, own)
         held = (row for row in rows if row.what.role != Role.SAVED and is_kept(evidence, row))
         kept = holder_of(evidence, held).partition(GRAPH)[2]
-        kept = f"; {kept} keeps its graph" if kept else ""
+        kept = f"; {kept} keeps its graph" if kept and not kept.startswith("the variable ") else ""
         words = {"module": module, "lines": lines, "kept": kept}
         found.append(cause("gradients recorded", rows, None, call or origin, **words))
     return largest(found)
