@@ -184,8 +184,8 @@ class Topic:
     OPERATORS = _topic("operators", Counts)
     """The forward's calls of each operator, ``Counts``: ``{"aten::addmm": [12, 0, 12]}``."""
     CODE = _topic("code", str)
-    """Two letters for each line of the program's functions that the test leads to:
-    ``{"losses.py: focal_loss": "aXk7"}``."""
+    """Two letters for each line of the program's functions that the test leads to, and versions of
+    the libraries that these name: ``{"losses.py: focal_loss": "aXk7", "timm": "1.0.20"}``."""
 
 
 TOPICS = tuple(_KINDS)

@@ -18,6 +18,7 @@ from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from difflib import SequenceMatcher
 from functools import cached_property, lru_cache, partial
+from importlib.metadata import PackageNotFoundError, version
 from inspect import getattr_static
 from itertools import islice
 from string import ascii_letters, digits
@@ -68,11 +69,12 @@ def filled_at(file: str, definition: int | str, name: str, *, is_tensor: bool) -
 
 Code = Mapping[str, Mapping[int, str]]
 """By file and function, ``"losses.py: Focal.forward"``, two letters for each line, by its number;
-``"losses.py: "`` has those outside of functions."""
+``"losses.py: "`` has those outside of functions, and ``"timm"`` the version of a library."""
 
 
 def code_of(functions: Iterable[Any]) -> Code:
-    """Return the lines of the program's functions that some lead to, without comments.
+    """Return the lines of the program's functions that some lead to, without comments, and the
+    versions of the libraries that these name.
 
     A function leads to what its names are, where they are looked up: functions, the methods of
     classes, and of modules what is named beside them.
@@ -80,7 +82,10 @@ def code_of(functions: Iterable[Any]) -> Code:
     found: dict[str, dict[int, str]] = {}
     files: dict[str, set[int]] = {}
     for code in _codes_of(functions):
-        files.setdefault(code.co_filename, set()).add(code.co_firstlineno)
+        if isinstance(code, CodeType):
+            files.setdefault(code.co_filename, set()).add(code.co_firstlineno)
+        else:
+            found[code] = {0: _version_of(code)}
     for file, starts in sorted(files.items()):
         path, text = _path_of(file), _text_of(file)
         lines = _lines_of(text)
@@ -113,14 +118,17 @@ def changed_lines(before: Mapping[str, str], now: Code, near: AbstractSet[str]) 
         # What has another name, or is in another file, is no news.
         if was == texts[name] or not lines or (not was and texts[name] in gone):
             continue
+        far = not is_near[name]
+        order = far and not was, far, _around(name) not in around, not function
+        if file == name:
+            found[f"{name} {texts[name]}" + (f" (was {was})" if was else " (new)")] = order
+            continue
         said = [str(numbers[0])]
         if was or (not function and file in files):
             pairs = [was[at : at + 2] for at in range(0, len(was), 2)]
             changes = SequenceMatcher(None, pairs, [*lines.values()], autojunk=False).get_opcodes()
             said = [_span(numbers, *one[1:]) for one in changes if one[0] != "equal"]
         place = f"{file}:{', '.join(said)}" + (f" in {function}" if function else "")
-        far = not is_near[name]
-        order = far and not was, far, _around(name) not in around, not function
         found[place if was else f"{place} (new)"] = order
     return sorted(found, key=found.__getitem__)
 
@@ -139,8 +147,8 @@ def _span(numbers: Sequence[int], start: int, stop: int, first: int, last: int) 
     return f"{numbers[first - after]} ({lines} {'after' if after else 'before'} it)"
 
 
-def _codes_of(functions: Iterable[Any]) -> Iterator[CodeType]:
-    """Yield the code of the program's functions that others lead to."""
+def _codes_of(functions: Iterable[Any]) -> Iterator[CodeType | str]:
+    """Yield the code of the program's functions that others lead to, and libraries' names."""
     left, seen = [*functions], set[int]()
     for one in left:  # which grows meanwhile, and keeps alive what was seen
         if id(one) in seen or len(seen) > _MOST_OBJECTS:
@@ -154,7 +162,8 @@ def _codes_of(functions: Iterable[Any]) -> Iterator[CodeType]:
                     left.append(cell.cell_contents)
             if _is_own(one.__code__.co_filename):
                 yield one.__code__
-                left += _named_in(one.__code__, one.__globals__)
+                left += (named := _named_in(one.__code__, one.__globals__))
+                yield from filter(None, map(_library_of, named))
         elif issubclass(kind, type):
             if _is_own(file_of(one)):
                 left += (*vars(one).values(), *one.__mro__[1:])
@@ -187,6 +196,28 @@ def _named_in(code: CodeType, scope: Mapping[str, Any]) -> list[Any]:
             there = [own[name] for name in names if name in own]
             found += [one for one in there if all(one is not other for other in found)]
     return found
+
+
+_NO_LIBRARIES = ("pytest", "pytest_torchmem", "torch")
+"""Torch's version is in a snapshot anyway, and the others decide nothing."""
+
+
+def _library_of(one: Any) -> str:
+    """Return the installed library of a module, class, function or object, "" if it says none."""
+    kind = type(one)
+    of = one if kind is FunctionType or issubclass(kind, type) else kind
+    module = one.__name__ if kind is ModuleType else of.__module__
+    root = str(module).partition(".")[0]
+    own = getattr(sys.modules.get(root), "__dict__", {})
+    is_known = is_installed(str(own.get("__file__"))) and root not in _NO_LIBRARIES
+    return root if is_known and _version_of(root) else ""
+
+
+@lru_cache(maxsize=256)
+def _version_of(library: str) -> str:
+    with suppress(PackageNotFoundError):
+        return version(library)
+    return ""
 
 
 def _is_own(file: str) -> bool:

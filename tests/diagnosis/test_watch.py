@@ -254,7 +254,7 @@ def test_what_programs_keep_tensors_in(keep: Callable[[Keeper], Tensor], name: s
     assert HeldNames(ignore=kept).of(kept[0]).startswith(name)
 
 
-CODE = """from functools import cache
+CODE = """from functools import cache; import hypothesis
 WIDTH = 4
 @cache
 def scaled(x):
@@ -267,7 +267,7 @@ class Net:
 def unused(x):
     return x
 def run():
-    return Net().forward(1)
+    return Net().forward(hypothesis)
 """
 
 
@@ -294,9 +294,9 @@ def test_code_that_changed(tmp_path, monkeypatch, was, now, found):
         exec(compile(text, module.__file__, "exec"), vars(module))
         sides.append(code_of([module.run]))
     before = {name: "".join(lines.values()) for name, lines in sides[0].items()}
-    assert not changed_lines(before, sides[0], set())
-    changed = changed_lines(before, sides[1], set())
-    assert [one.partition(".py:")[2] for one in changed] == found
+    older = changed_lines({**before, "hypothesis": "6.0"}, sides[0], set())
+    assert older == [f"hypothesis {before['hypothesis']} (was 6.0)"]
+    assert [one.partition(".py:")[2] for one in changed_lines(before, sides[1], set())] == found
 
 
 class _Filled:
