@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
+from warnings import warn
 
 from pytest_torchmem.diagnosis.difference import MomentDifference, Row, moved_lines
 from pytest_torchmem.diagnosis.provenance import NOTHING_RAN, Provenance
@@ -571,9 +572,19 @@ def holder_of(evidence: Evidence, rows: Iterable[Row]) -> str:
     return max(held, key=held.__getitem__, default="")
 
 
+def _found(rule: Rule, evidence: Evidence) -> Cause | None:
+    """Return what a rule finds; an error of it is no reason to lose what a check has measured."""
+    try:
+        return rule.find(evidence)
+    except Exception as error:
+        said = f"the cause {rule.name!r} could not be looked for: {type(error).__name__}: {error}"
+        warn(f"torchmem: {said}. This is a defect of pytest-torchmem", RuntimeWarning, stacklevel=2)
+        return None
+
+
 def _in_order(evidence: Evidence) -> list[Cause]:
     growth = evidence.growth or evidence.difference.change
-    found = [one for each in RULES.values() if (one := each.find(evidence)) is not None]
+    found = [one for each in RULES.values() if (one := _found(each, evidence)) is not None]
     # Where a peak has moved, much has come and gone: what explains the growth of the figure counts.
     main = int(_MAIN * min(growth, max(evidence.difference.change, 0) or growth))
     weighty = [

@@ -171,6 +171,14 @@ def test_another_torch_is_told_where_nothing_else_has_changed() -> None:
     assert cause.text == f"torch is {now.torch}, and was 2.12.0"
 
 
+def test_an_error_of_a_rule_loses_no_failure(monkeypatch) -> None:
+    rule = replace(RULES["held"], find=lambda evidence: evidence.nothing)
+    monkeypatch.setitem(RULES, "held", rule)
+    planted = next(one for one in PLANTED if one.name == "no_checkpoints")
+    with pytest.warns(RuntimeWarning, match="cause 'held' could not be looked for: Attribute"):
+        assert message(judged(planted.build, "cpu")[0]).startswith("+")
+
+
 def test_free_blocks_that_are_no_longer_given_back() -> None:
     def sizes(wrong: bool, device: str) -> None:
         for size in (4, 6, 8):

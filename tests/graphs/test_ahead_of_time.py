@@ -46,9 +46,7 @@ class Idioms(Parts):
 
 
 class Several(nn.Module):
-    """Operators that call others, a wrapper of ``vmap``, and a constant of the backward; and a
-    tensor that is no buffer.
-    """
+    """Operators that call others, a wrapper of ``vmap``, constants, a tensor that is no buffer."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -70,9 +70,7 @@ def damaged(plain: dict[str, Any], chance: random.Random) -> bytes:
 
 
 def test_a_damaged_file_is_refused_or_read(profile, tmp_path, chance):
-    """Never another error, never figures that are not those of the timeline, and nothing that a
-    terminal or a browser would run.
-    """
+    """Never another error, wrong figures, or what a terminal or a browser would run."""
     file = tmp_path / "profile.json"
     profile.save(file)
     plain = file.read_text()

@@ -95,9 +95,7 @@ _PROGRAMS = {"imports": _NO_COMPILER, "compiler": _COMPILER_FIRST}
     ("name", "device"), [("imports", "cpu"), ("imports", "cuda"), ("compiler", "cuda")]
 )
 def test_first_trace_of_a_process(name: str, device: str) -> None:
-    """What torch imports on the way holds no tensors; no model needs any of it. A program
-    may import the compiler without ``torch.compile``.
-    """
+    """What torch imports on the way holds no tensors; a program may import the compiler alone."""
     assert run_program(_PROGRAMS[name], device).stderr == ""
 
 
@@ -139,9 +137,7 @@ _WAYS = {
 def test_a_part_of_torch_that_keeps_an_exception_keeps_nothing_of_the_step(
     run: Callable[..., MemoryProfile], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its frames lead to the program's, however it was imported: ``torch.func.grad`` imports the
-    compiler as an attribute of torch.
-    """
+    """Its frames lead to the program's, however it was imported, as by ``torch.func.grad``."""
     monkeypatch.setattr(torch, "__path__", [*torch.__path__, str(tmp_path)])
     for way, line in _WAYS.items():
         module = f"torchmem_{way}_{run.__name__}"

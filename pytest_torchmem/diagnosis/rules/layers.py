@@ -558,6 +558,8 @@ def given_more(evidence: Evidence) -> Cause | None:
         and (row.what.role in _PASSING or row.what.shape in shapes)
         and row not in own
     ]
+    if not rows:
+        return None
     index = _index_of(evidence, first, shape)
     read = evidence.ran.allocation(index).origin if index >= 0 else None
     made = read if read is not None and read.operator and read.line else None
