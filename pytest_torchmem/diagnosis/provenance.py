@@ -14,6 +14,7 @@ _STACKS = ("aten::stack", "aten::cat")
 """By which batches are made."""
 _MOST_ANCESTORS, _MOST_CALLS = 200, 20
 STANDING = (Kind.PARAMETER, Kind.BUFFER, Kind.INPUT)
+DOUBLE = ("float64", "complex128")
 
 
 class Provenance:
@@ -134,13 +135,15 @@ class Provenance:
         """Return the index from where on values are of the type of an allocation.
 
         Goes up from operator to operator as long as these are given numbers of that type, as many
-        rather than fewer: a constant or a mask, too, made narrower numbers this type.
+        rather than fewer: a constant or a mask, too, made narrower numbers this type. Complex ones
+        in double precision are of real ones in it.
         """
         found = self._allocations
         own, seen = found[index], {index}
+        types = DOUBLE if own.dtype in DOUBLE else (own.dtype,)
         while reads := self.reads(index):
             new = [one for one in reads if one not in seen and found[one].kind not in STANDING]
-            same = [one for one in new if found[one].dtype == own.dtype]
+            same = [one for one in new if found[one].dtype in types]
             like = [one for one in same if prod(found[one].shape) >= prod(own.shape)]
             if not same:
                 break

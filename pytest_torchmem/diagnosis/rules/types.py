@@ -21,13 +21,12 @@ from pytest_torchmem.diagnosis.causes import (
     within,
 )
 from pytest_torchmem.diagnosis.difference import Row
-from pytest_torchmem.diagnosis.provenance import STANDING
+from pytest_torchmem.diagnosis.provenance import DOUBLE, STANDING
 from pytest_torchmem.profile.facts import AUTOCAST, Topic
 from pytest_torchmem.profile.module_paths import fold, prefixes
 from pytest_torchmem.profile.timeline import Allocation, Kind, Origin, Phase, Role
 from pytest_torchmem.snapshots.alive import What
 
-_DOUBLE = ("float64", "complex128")
 _STANDING_ROLES = (Role.BUFFER, Role.PARAMETER, Role.INPUT)
 
 
@@ -103,10 +102,10 @@ def _sizes(made: str) -> tuple[int, ...]:
 @rule("float64", "{dtype} comes from {source}")
 def double_precision(evidence: Evidence) -> Cause | None:
     """A buffer, an input or a number of numpy's is in double precision, and all that it meets."""
-    rows = [row for row in evidence.came() if row.what.dtype in _DOUBLE]
+    rows = [row for row in evidence.came() if row.what.dtype in DOUBLE]
     floats = (one for one in evidence.known() if "float" in one.dtype or "complex" in one.dtype)
     most = max(floats, key=lambda one: one.nbytes, default=None)
-    if not rows or (most is not None and most.dtype in _DOUBLE):  # which it was before
+    if not rows or (most is not None and most.dtype in DOUBLE):  # which it was before
         return None
     dtype = rows[0].what.dtype
     standing = [row for row in rows if row.what.role in _STANDING_ROLES]
@@ -125,10 +124,12 @@ def _from(
     elif (index := evidence.first(first)) >= 0:
         at = evidence.ran.first_of_type(index)
         made = evidence.ran.allocation(at).origin
+        if "dtype" in values:
+            values["dtype"] = evidence.ran.allocation(at).dtype
         read = (one for one in evidence.ran.read(at) if one.kind in STANDING and one.shape)
         parameter = wider_parameter(evidence, first.what)
-        if parameter is None and first.what.dtype in _DOUBLE:  # which few programs have on purpose
-            parameter = next((one for one in read if one.dtype == first.what.dtype), None)
+        if parameter is None and first.what.dtype in DOUBLE:  # which few programs have on purpose
+            parameter = next((one for one in read if one.dtype in DOUBLE), None)
         if parameter is not None:
             source, origin = called(evidence, parameter), made if made.line else None
         elif made.operator:
