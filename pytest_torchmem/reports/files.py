@@ -69,16 +69,20 @@ def _marking(kind: str, root: Path, place: tuple[str, int], what: str, text: str
 
 
 def _blamed(check: Check, root: Path) -> tuple[tuple[str, int], str] | None:
-    """Return the repository's line that made memory grow, and why; ``None`` where there is none."""
+    """Return the repository's line that made memory grow, and why; ``None`` where there is none.
+
+    That is the first line of the code that changed, which a pull request shows, or what allocates.
+    """
     diagnosis = check.result.diagnosis
     if not check.result.failed or diagnosis is None:
         return None
-    name, _, number = line_of(diagnosis).rpartition(":")
-    path = Path.cwd() / name  # as it is shown
-    is_line = number.isdecimal() and path.is_file()
-    if not is_line or relative(path, _checkout(root)).startswith(".."):
-        return None
-    return (str(path), int(number)), why(diagnosis)
+    for line in (*diagnosis.changed[:1], line_of(diagnosis)):
+        name, _, numbers = line.partition(":")
+        number, path = re.split(r"\D", numbers)[0], Path.cwd() / name  # as it is shown
+        is_line = number and path.is_file()
+        if is_line and not relative(path, _checkout(root)).startswith(".."):
+            return (str(path), int(number)), why(diagnosis)
+    return None
 
 
 def _checkout(root: Path) -> Path:

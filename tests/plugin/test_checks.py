@@ -71,6 +71,8 @@ def test_the_message_names_the_source_line_that_grew(project):
     project.run("--torchmem-github=always", "test_net.py").tells(
         "::error file=net.py,line=14,title=memory%3A test_net.py%3A%3Atest_it::+*%0A*"
     )
+    project.write(net=project.read("net.py").replace("in self.", "in  self."))
+    project.run("--torchmem-github=always", "test_net.py").tells("::error file=net.py,line=11,*")
 
 
 def test_shrinking_passes_and_so_does_what_is_within_the_tolerance(stored):
