@@ -252,11 +252,15 @@ class Evidence:
         return below if dot and len(path) > _LONG and roots == {root} else path
 
     def module(self, pattern: str, numbers: str) -> str:
+        """Return a module's path with its numbers, and what it was called."""
+        return self.numbered(pattern, numbers) + self.was(pattern)
+
+    def numbered(self, pattern: str, numbers: str) -> str:
         """Return a module's path with its numbers, or a star where it is all of them."""
         every = EveryNumber()
         for group in (*self.alive.groups, *self.known_groups):
             every.add(group.what.module, group.numbers)
-        return self.short(unfold(pattern, every.marked(pattern, numbers))) + self.was(pattern)
+        return self.short(unfold(pattern, every.marked(pattern, numbers)))
 
     def was(self, pattern: str) -> str:
         """Return in words what a module was called, "" for one of the same name."""

@@ -180,6 +180,14 @@ class Provenance:
         is_stack = found is not None and found.operator in _STACKS
         return made.get(copy.shape[1:], found) if is_stack else found
 
+    def first_double_on_host(self, copy: Allocation) -> Origin | None:
+        """Return who made on the host what a tensor is a copy of, or a view of it, if in double
+        precision.
+        """
+        size, made = prod(copy.shape), (one for one in self._on_host if one.dtype in DOUBLE)
+        same = (one.origin for one in made if prod(one.shape) == size and one.origin.line)
+        return next(same, None) if copy.origin.operator == "aten::_to_copy" else None
+
     def only_maker(self, tensor: tuple[str, tuple[int, ...]]) -> Origin | None:
         """Return who made all tensors of a type and a shape in the forward, if one line did."""
         own = [one.origin for one in self._allocations if (one.dtype, one.shape) == tensor]

@@ -69,13 +69,13 @@ class Told:
     where: str = ""
     more: Sequence[str] = ()
     """Of what grew the place, and further causes with theirs."""
-    code: str = ""
-    """The code that changed."""
+    code: Sequence[str] = ()
+    """The code that changed, and that of the first function alone."""
 
     @property
     def below(self) -> list[str]:
         """What stands below the headline."""
-        return [*self.more[:1], *filter(None, (self.code,)), *self.more[1:]]
+        return [*self.more[:1], *self.code[:1], *self.more[1:]]
 
 
 def message(result: CheckResult, *, verbose: bool = False) -> str:
@@ -98,7 +98,7 @@ def advice(result: CheckResult, command: str) -> str:
 
 def where_of(key: Key) -> str:
     """Return what was checked, in one line: the name of the check and the device."""
-    return f"{key.name}, {key.where}" if key.name else key.where
+    return f"{key.name}, {key.where}" if key.name not in ("", key.where) else key.where
 
 
 def together(
@@ -143,10 +143,12 @@ def _text(told: Sequence[Told], advice: Iterable[str], most: int, *, verbose: bo
     if rows.rows and left - _lines(figures) < _FEWEST_LINES:
         of = f" of {told[0].where}" if told[1:] else ""  # the headlines have those of others
         figures = _figures(told[:1], every=False, of=of)
-    for others in (1, 0):  # a row says more than further causes, and than where others are
+    # A row says more than further causes, than where others are, and than more functions.
+    for others, codes in ((1, 0), (0, 0), (0, 1)):
         if left - _lines(figures) < _ONE_ROW:
-            more = [one.more[: others if at else 1] for at, one in enumerate(told)]
-            heads = _heads([replace(one, more=own) for one, own in zip(told, more, strict=True)])
+            pairs = zip(told, [1, *[others] * len(told[1:])], strict=True)
+            shorter = [replace(one, more=one.more[:n], code=one.code[codes:]) for one, n in pairs]
+            heads = _heads(shorter)
             left = most - _lines([*heads, *sections, *advice])
     left = max(left - _lines(figures), _ONE_ROW)
     return _shown([*heads, *filter(None, [rows.text(lines=left)]), *sections, *figures, *advice])
@@ -262,6 +264,7 @@ def _changed(found: Changed, result: CheckResult) -> Told:
 
 def _grew(found: Changed, result: CheckResult) -> Told:
     """Return the message of a growth: the number and the cause, the place, what changed."""
+    from pytest_torchmem.diagnosis.causes import listed
     from pytest_torchmem.diagnosis.diagnose import Diagnosis
     from pytest_torchmem.diagnosis.difference import MomentDifference
 
@@ -273,7 +276,10 @@ def _grew(found: Changed, result: CheckResult) -> Told:
     what = f"{format_change(change.before, change.now)} {label(change.figure)}"
     size = f"{what}, {where_of(result.key)}"
     why, place = growth.why(diagnosis), growth.place(diagnosis)
-    beside = [(one.why == growth.CODE, growth.also(one)) for one in growth.told(diagnosis)[1:]]
+    beside = growth.told(diagnosis)[1:]
+    code = next((one for one in beside if one.why == growth.CODE), None)
+    first = listed(diagnosis.changed, 1) or (code.where if code is not None else "")
+    short = [] if code is None else [code, code._replace(where=first)]
     headline = layout.wrapped(layout.joined(size, why, separator=": "), first=True)
     others = _not_run(comparison.having(Verdict.NOT_RUN))
     others += _circumstances(comparison, result.trace, diagnosis)
@@ -286,14 +292,16 @@ def _grew(found: Changed, result: CheckResult) -> Told:
         [one for one in comparison.told if one in worst],
         comparison.told,
         (why, place),
-        (diagnosis.causes[0].rule, *diagnosis.place) if diagnosis.causes else why or place,
+        (diagnosis.causes[0].rule, *(sorted(diagnosis.changed) or diagnosis.place))
+        if diagnosis.causes
+        else why or place,
         size,
         layout.joined(f"{grown} {label(change.figure)}", layout.joined(why, line), separator=": "),
         more=[
             *filter(None, [layout.wrapped(place)]),
-            *(said for of_code, said in beside if not of_code),
+            *(growth.also(one) for one in beside if one is not code),
         ],
-        code="".join(said for of_code, said in beside if of_code),
+        code=[*map(growth.also, short)],
     )
 
 
@@ -495,7 +503,7 @@ def _circumstances(
         if not told and name not in said:
             alike.setdefault((change[0], change[1]), []).append(name)
     changed = "; ".join(_input(names, *change) for change, names in alike.items())
-    if comparison.workload_changed and changed:
+    if comparison.workload_changed and changed and not code:
         yield f"Inputs differ from the snapshot's: {changed}"
     elif comparison.workload_changed and not inputs and not is_specific and not code:
         yield (

@@ -13,12 +13,13 @@ import linecache
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from difflib import SequenceMatcher
 from functools import cached_property, lru_cache, partial
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import resolve_name
 from inspect import getattr_static
 from itertools import islice
 from string import ascii_letters, digits
@@ -79,13 +80,8 @@ def code_of(functions: Iterable[Any]) -> Code:
     A function leads to what its names are, where they are looked up: functions, the methods of
     classes, and of modules what is named beside them.
     """
-    found: dict[str, dict[int, str]] = {}
-    files: dict[str, set[int]] = {}
-    for code in _codes_of(functions):
-        if isinstance(code, CodeType):
-            files.setdefault(code.co_filename, set()).add(code.co_firstlineno)
-        else:
-            found[code] = {0: _version_of(code)}
+    files, libraries = _reached(functions)
+    found = {name: {0: _version_of(name)} for name in sorted(libraries)}
     for file, starts in sorted(files.items()):
         path, text = _path_of(file), _text_of(file)
         lines = _lines_of(text)
@@ -147,9 +143,11 @@ def _span(numbers: Sequence[int], start: int, stop: int, first: int, last: int) 
     return f"{numbers[first - after]} ({lines} {'after' if after else 'before'} it)"
 
 
-def _codes_of(functions: Iterable[Any]) -> Iterator[CodeType | str]:
-    """Yield the code of the program's functions that others lead to, and libraries' names."""
-    left, seen = [*functions], set[int]()
+def _reached(functions: Iterable[Any]) -> tuple[dict[str, set[int]], set[str]]:
+    """Return the program's files that functions lead to, with the first lines of the functions in
+    them, and the libraries that these name.
+    """
+    left, seen, files, libraries = [*functions], set[int](), dict[str, set[int]](), set[str]()
     for one in left:  # which grows meanwhile, and keeps alive what was seen
         if id(one) in seen or len(seen) > _MOST_OBJECTS:
             continue
@@ -160,12 +158,16 @@ def _codes_of(functions: Iterable[Any]) -> Iterator[CodeType | str]:
             for cell in one.__closure__ or ():
                 with suppress(ValueError):  # it is empty
                     left.append(cell.cell_contents)
-            if _is_own(one.__code__.co_filename):
-                yield one.__code__
-                left += (named := _named_in(one.__code__, one.__globals__))
-                yield from filter(None, map(_library_of, named))
+            if _is_own(file := one.__code__.co_filename):
+                files.setdefault(file, set()).add(one.__code__.co_firstlineno)
+                left += (named := _named_in(one))
+                libraries.update(map(_library_of, named))
+        elif kind is ModuleType:
+            if _is_own(file := vars(one).get("__file__") or ""):
+                files.setdefault(file, set())
         elif issubclass(kind, type):
-            if _is_own(file_of(one)):
+            if _is_own(file := file_of(one)):
+                files.setdefault(file, set())
                 left += (*vars(one).values(), *one.__mro__[1:])
         elif issubclass(kind, staticmethod | classmethod | MethodType):
             left.append(one.__func__)
@@ -177,25 +179,42 @@ def _codes_of(functions: Iterable[Any]) -> Iterator[CodeType | str]:
             left += islice(one.values() if kind is dict else one, _MOST_ITEMS)
         elif issubclass(kind, nn.Module):
             left += {type(each) for each in nn.Module.modules(one)}
-        elif kind is not ModuleType:
+        else:
             left += (kind, getattr_static(one, "__wrapped__", None))
+    return files, libraries - {""}
 
 
-def _named_in(code: CodeType, scope: Mapping[str, Any]) -> list[Any]:
-    """Return what the names in a function's code are in a scope, and in modules that it names."""
-    codes = [code]
+def _named_in(function: FunctionType) -> list[Any]:
+    """Return what the names in a function are, in modules that it names, too, and the modules from
+    which they are imported.
+    """
+    codes, scope = [function.__code__], function.__globals__
     for one in codes:
         codes += (each for each in one.co_consts if isinstance(each, CodeType))
     texts = [each for one in codes for each in one.co_consts if type(each) is str]  # of getattr
     names = sorted({*texts, *(name for one in codes for name in (*one.co_names, *one.co_varnames))})
     found = [scope[name] for name in names if name in scope]
     found += [sys.modules[name] for name in names if name in sys.modules]  # that it imports
+    for module, imported in _imports_of(_text_of(codes[0].co_filename)):
+        if not imported.isdisjoint(names):
+            with suppress(ImportError, ValueError):  # of no package
+                found.append(sys.modules.get(resolve_name(module, scope.get("__package__"))))
     for module in found:
         own = vars(module) if type(module) is ModuleType else {}
-        if own.get("__file__") and _is_own(own["__file__"]):
+        if _is_own(own.get("__file__") or ""):
             there = [own[name] for name in names if name in own]
             found += [one for one in there if all(one is not other for other in found)]
     return found
+
+
+@lru_cache(maxsize=256)
+def _imports_of(text: str) -> list[tuple[str, set[str]]]:
+    """Return the modules from which a text imports names, and what these are called in it."""
+    nodes = (one for one in ast.walk(_tree_of(text)) if isinstance(one, ast.ImportFrom))
+    return [
+        (f"{'.' * one.level}{one.module or ''}", {name.asname or name.name for name in one.names})
+        for one in nodes
+    ]
 
 
 _NO_LIBRARIES = ("pytest", "pytest_torchmem", "torch")
@@ -222,7 +241,7 @@ def _version_of(library: str) -> str:
 
 def _is_own(file: str) -> bool:
     """Tell whether a file is the program's, and not of this package either."""
-    return is_of_program(file) and bool(_path_of(file))
+    return bool(file) and is_of_program(file) and bool(_path_of(file))
 
 
 def _path_of(file: str) -> str:

@@ -203,7 +203,9 @@ def earlier_steps(evidence: Evidence) -> Cause | None:
     rows = [row for row in evidence.came(Role.EARLIER) if not _is_larger(evidence, row)]
     in_step = any(row.what.module for row in rows)  # else it may have been made for all steps
     when = "of an earlier step" if in_step else "made before this step"
-    made = f"tensors {when}{_counted(evidence, rows)} are still alive"
+    counted = _counted(evidence, rows)
+    is_more = not counted and any(one.role == Role.EARLIER for one in evidence.known())
+    made = f"{'more ' if is_more else ''}tensors {when}{counted} are still alive"
     if rows and evidence.new_operators.issuperset(row.what.source for row in rows):
         when = "in an earlier step" if in_step else "before this step"  # no others were freed
         made = f"{rows[0].what.source} is new, and what it made {when} is still alive"
@@ -213,7 +215,7 @@ def earlier_steps(evidence: Evidence) -> Cause | None:
     )
     is_on_gpu = evidence.now.key.device == "cuda"
     if is_on_gpu and rows and rows[0].what[3:5] in {one[2:4] for one in then - now}:
-        made = f"tensors {when}{_counted(evidence, rows)} are on the GPU, and were on the CPU"
+        made = f"tensors {when}{counted} are on the GPU, and were on the CPU"
     if in_step and evidence.difference.moment == "backward_peak":  # which may go through it
         rows += evidence.came(Role.GRADIENT_TEMPORARY)
     return cause("earlier steps", rows, made=made, holder=_holder(evidence, rows))

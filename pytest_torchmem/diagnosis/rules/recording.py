@@ -154,7 +154,8 @@ def no_longer_frozen(evidence: Evidence) -> Cause | None:
     if not rows:
         rows = [*evidence.came(*setup.OF_TRAINING)] if lost else []
     parts = [part for change in lost for part in _trained_parts(evidence, change.name)]
-    names = [evidence.short(part) for part in dict.fromkeys(parts)]
+    numbers = {change.name: change.before for change in lost}
+    names = [evidence.numbered(part, numbers.get(part, "")) for part in dict.fromkeys(parts)]
     are, were = ("are", "were") if names[1:] else ("is", "was")
     around_first = (path for part in parts[:1] for path in prefixes(part))
     words = some(names) + "".join(map(evidence.was, around_first))

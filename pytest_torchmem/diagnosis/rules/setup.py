@@ -156,10 +156,13 @@ def _by_setting(evidence: Evidence, change: FactChange) -> Iterable[Row]:
 
 
 def _of_modules_not_thawed(evidence: Evidence, change: FactChange) -> Iterable[Row]:
-    """Return what shows a training mode: of what was frozen, too, that is the lesser news."""
-    own, trained = change.name, [one.name for one in thawed(evidence)]
-    is_thawed = any(within(own, one) or within(one, own) for one in trained)
-    return () if is_thawed else evidence.of_module(own)
+    """Return what shows a training mode: of what was frozen, or ran without gradients, too, that
+    is the lesser news.
+    """
+    own, others = change.name, [one.name for one in thawed(evidence)]
+    others += [one.name for one, _ in lost_modes(evidence, "no_grad")]
+    is_lesser = any(within(own, one) or within(one, own) for one in others)
+    return () if is_lesser else evidence.of_module(own)
 
 
 def _inside_or_all(evidence: Evidence, change: FactChange) -> Iterable[Row]:

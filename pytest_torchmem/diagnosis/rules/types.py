@@ -126,6 +126,7 @@ def _from(
         made = evidence.ran.allocation(at).origin
         if "dtype" in values:
             values["dtype"] = evidence.ran.allocation(at).dtype
+            made = evidence.ran.first_double_on_host(evidence.ran.allocation(at)) or made
         read = (one for one in evidence.ran.read(at) if one.kind in STANDING and one.shape)
         parameter = wider_parameter(evidence, first.what)
         if parameter is None and first.what.dtype in DOUBLE:  # which few programs have on purpose
