@@ -116,6 +116,11 @@ class Judge:
             return code_of((*self.check.request.test.functions, self.check.target.trace))
         return {}
 
+    def texts(self) -> dict[str, str]:
+        from pytest_torchmem.tracing.sources import texts_of
+
+        return texts_of(self.code)
+
     def judge(self) -> CheckResult:
         profile, gpu, calibration = self.profile, self.check.key.gpu, self.calibration
         request, context = self.check.request, self.check.context
@@ -161,7 +166,7 @@ class Judge:
         if self.check.context.settings.split_by_torch:
             key = replace(key, torch_series=".".join(trace.torch.split(".")[:2]))
         measured = self.run.entry if self.run is not None else {}
-        now = entry_of(key, profile, lambda: self.alive, measured, lambda: self.code)
+        now = entry_of(key, profile, lambda: self.alive, measured, self.texts)
         before = self.stored.entries.get(now.key)
         file = self.check.request.test.relative(self.stored.path)
         if before is None:

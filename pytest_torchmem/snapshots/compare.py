@@ -35,7 +35,7 @@ def entry_of(
     profile: MemoryProfile,
     alive: Callable[[], Alive] | None = None,
     measured: Mapping[str, Measured] | None = None,
-    code: Callable[[], Mapping[str, Mapping[int, str]]] = dict,
+    code: Callable[[], Mapping[str, str]] = dict,
 ) -> Entry:
     """Return the entry of a profile; ``alive`` tells what was alive, if that may be known, and
     ``code`` the lines of the program.
@@ -47,7 +47,7 @@ def entry_of(
 
     def known() -> Facts:
         found = with_largest(profile.facts, profile.timeline, profile.calls or ())
-        lines = {name: "".join(own.values()) for name, own in (code() if found else {}).items()}
+        lines = code() if found else {}
         return {**found, Topic.CODE: lines} if lines else found
 
     later: Any = Later

@@ -38,6 +38,8 @@ _PUTS = ("add", "append", "appendleft", "extend", "insert", "put", "setdefault",
 """Methods by which something comes into a container."""
 _MOST_ITEMS = 50
 """Those of a container that are followed to functions."""
+_LONGEST = 70
+"""Characters of a line up to which it is told."""
 _MOST_OBJECTS = 5000
 """Those that are followed from a test to the functions that it leads to."""
 _NOTHING = (ast.Constant, ast.List, ast.Dict, ast.Set, ast.Tuple)
@@ -69,8 +71,9 @@ def filled_at(file: str, definition: int | str, name: str, *, is_tensor: bool) -
 
 
 Code = Mapping[str, Mapping[int, str]]
-"""By file and function, ``"losses.py: Focal.forward"``, two letters for each line, by its number;
-``"losses.py: "`` has those outside of functions, and ``"timm"`` the version of a library."""
+"""By file and function, ``"losses.py: Focal.forward"``, its lines by their numbers, each after two
+letters that stand for it; ``"losses.py: "`` has those outside of functions, and ``"timm"`` the
+version of a library."""
 
 
 def code_of(functions: Iterable[Any]) -> Code:
@@ -95,11 +98,20 @@ def code_of(functions: Iterable[Any]) -> Code:
     return found
 
 
+def texts_of(code: Code) -> dict[str, str]:
+    """Return code as a snapshot has it: of each line the two letters."""
+    return {
+        name: lines[0] if 0 in lines else "".join(line[:2] for line in lines.values())
+        for name, lines in code.items()
+    }
+
+
 def changed_lines(before: Mapping[str, str], now: Code, near: AbstractSet[str]) -> list[str]:
     """Return in words where code differs from what a snapshot has, function by function: first
     those that have a line ``near`` a growth, then others of their classes or files; last new ones.
+    What is one line is told with its text.
     """
-    texts = {name: "".join(lines.values()) for name, lines in now.items()}
+    texts = texts_of(now)
     gone = {text for name, text in before.items() if name not in now}
     files = {name.partition(": ")[0] for name in before}
     is_near = {
@@ -107,7 +119,7 @@ def changed_lines(before: Mapping[str, str], now: Code, near: AbstractSet[str]) 
         for name, lines in now.items()
     }
     around = {_around(name) for name in now if is_near[name]}
-    found: dict[str, tuple[bool, ...]] = {}
+    found, only = dict[str, tuple[bool, ...]](), ""
     for name, lines in now.items() if before else ():
         file, _, function = name.partition(": ")
         was, numbers = before.get(name, ""), [*lines]
@@ -121,12 +133,15 @@ def changed_lines(before: Mapping[str, str], now: Code, near: AbstractSet[str]) 
             continue
         said = [str(numbers[0])]
         if was or (not function and file in files):
-            pairs = [was[at : at + 2] for at in range(0, len(was), 2)]
-            changes = SequenceMatcher(None, pairs, [*lines.values()], autojunk=False).get_opcodes()
+            then, there = (re.findall("..", side) for side in (was, texts[name]))
+            changes = SequenceMatcher(None, then, there, autojunk=False).get_opcodes()
             said = [_span(numbers, *one[1:]) for one in changes if one[0] != "equal"]
         place = f"{file}:{', '.join(said)}" + (f" in {function}" if function else "")
         found[place if was else f"{place} (new)"] = order
-    return sorted(found, key=found.__getitem__)
+        line = lines[int(said[0])][2:] if len(said) == 1 and said[0].isdecimal() and was else ""
+        if 0 < len(line) <= _LONGEST:
+            only = f"{place}: {line}"
+    return [only] if only and len(found) == 1 else sorted(found, key=found.__getitem__)
 
 
 def _around(name: str) -> str:
@@ -267,7 +282,7 @@ def _spans(text: str) -> dict[str, range]:
 
 @lru_cache(maxsize=256)
 def _lines_of(text: str) -> dict[int, str]:
-    """Return two letters for each line of a text that is neither empty nor of a comment."""
+    """Return the lines of a text that are neither empty nor a comment, each after two letters."""
     strings = {
         number
         for node in ast.walk(_tree_of(text))
@@ -275,10 +290,10 @@ def _lines_of(text: str) -> dict[int, str]:
         for number in range(node.lineno, (node.end_lineno or node.lineno) + 1)
     }
     # A class or a function of another name is no other one.
-    lines = enumerate((_NAME.sub("", line.rstrip()) for line in text.splitlines()), 1)
+    named = ((line, crc32(_NAME.sub("", line.rstrip()).encode())) for line in text.splitlines())
     return {
-        number: "".join(_LETTERS[crc32(line.encode()) >> bits & 63] for bits in (6, 0))
-        for number, line in lines
+        number: "".join(_LETTERS[code >> bits & 63] for bits in (6, 0)) + line.strip()
+        for number, (line, code) in enumerate(named, 1)
         if line.strip() and not line.lstrip().startswith("#") and number not in strings
     }
 

@@ -545,7 +545,7 @@ def teacher_of_the_same_class(wrong: bool, device: str) -> None:
     (student(x) - known).square().mean().backward()
 
 
-@planted("gradients recorded", "no_grad: called at tests/diagnosis/planted.py:", "Linear", "", "")
+@planted("gradients recorded", "ran under no_grad", "Linear", "", "")
 def more_calls_of_one_file(wrong: bool, device: str) -> None:
     """Another file calls it as often as it did, and always with gradients."""
     model, x = nn.Linear(256, 512).to(device), torch.zeros(512, 256, device=device)
@@ -1707,7 +1707,7 @@ def a_constant_is_trained(wrong: bool) -> Step:
     return Scaled(head=nn.Linear(64, 4), **scale), (torch.zeros(512, 64),), {}
 
 
-@planted("reached anew", "to more of Layers, to 4 calls of aten::relu, and came to 3, ", "", "", "")
+@planted("reached anew", "to more of Layers, to 4 calls of aten::relu, and came to 3", "", "", "")
 def target_with_its_graph(wrong: bool, device: str) -> None:
     model = nn.Sequential(nn.Linear(32, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU())
     target = Layers(nn.Linear(32, 256), nn.Tanh(), nn.Linear(256, 256), nn.ReLU()).to(device)

@@ -26,7 +26,7 @@ from pytest_torchmem import trace
 from pytest_torchmem.diagnosis.diagnose import StepGrowth, step_growth
 from pytest_torchmem.profile.timeline import Lifetimes, Role
 from pytest_torchmem.tracing.holders import HeldNames
-from pytest_torchmem.tracing.sources import changed_lines, code_of
+from pytest_torchmem.tracing.sources import changed_lines, code_of, texts_of
 from pytest_torchmem.tracing.watch import watching
 from tests.diagnosis.planted import BATCH, LENGTH, WIDTH, Block, Decoder, ids
 from tests.modules import Parts
@@ -276,10 +276,10 @@ def run():
     [
         ("Doc", "# comment\n    Text", []),
         ("return x\n", "return 1\n", []),  # of what is not called
-        ("= 4", "= 8", ["2"]),
-        ("x *", "x +", ["6 in scaled"]),
-        ("scaled", "wide", ["9 in Net.forward"]),
-        ("Net", "Model", ["14 in run"]),
+        ("= 4", "= 8", ["2: WIDTH = 8"]),
+        ("x *", "x +", ["6 in scaled: return x + WIDTH"]),
+        ("scaled", "wide", ["9 in Net.forward: y = wide(x)"]),
+        ("Net", "Model", ["14 in run: return Model().forward(hypothesis)"]),
         ("        y = scaled(x)\n", "", ["9 (1 line gone before it) in Net.forward"]),
         ("return y", "return unused(y)", ["10 in Net.forward", "11 in unused (new)"]),
     ],
@@ -293,7 +293,7 @@ def test_code_that_changed(tmp_path, monkeypatch, was, now, found):
         Path(module.__file__).write_text(text)
         exec(compile(text, module.__file__, "exec"), vars(module))
         sides.append(code_of([module.run]))
-    before = {name: "".join(lines.values()) for name, lines in sides[0].items()}
+    before = texts_of(sides[0])
     older = changed_lines({**before, "hypothesis": "6.0"}, sides[0], set())
     assert older == [f"hypothesis {before['hypothesis']} (was 6.0)"]
     assert [one.partition(".py:")[2] for one in changed_lines(before, sides[1], set())] == found

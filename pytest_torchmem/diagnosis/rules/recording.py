@@ -36,42 +36,15 @@ from pytest_torchmem.snapshots.alive import Group
 _RECOMPUTED = ("recomputed", "recomputed in part")
 
 
-def _number_of(line: str) -> tuple[str, int]:
-    file, _, number = line.rpartition(":")
-    return file, int(number) if number.isdecimal() else 0
+def _called_at(evidence: Evidence, module: str, mode: str = "no_grad") -> Origin | None:
+    """Return the only line that calls an outermost module, and not in a mode, as a place."""
+    calls = evidence.present(Topic.CALLS)
+    still = calls.get(IN_MODE.format(mode, module), Calls()).lines
+    lines = [line for line in calls.get(module, Calls()).lines if line not in still]
+    return called_at(module, lines)[1]
 
 
-def _called_at(evidence: Evidence, module: str, mode: str = "no_grad") -> tuple[str, Origin | None]:
-    """Return in words the lines that call an outermost module, and not in a mode, as they did; or
-    the only one as a place.
-    """
-    calls, name = evidence.then(Topic.CALLS), IN_MODE.format(mode, module)
-    present = evidence.present(Topic.CALLS)
-    lines, known = (side.get(module, Calls()).lines for side in (present, calls))
-    files = [[line.rpartition(":")[0] for line in side] for side in (known, lines)]
-    under = calls.get(name, Calls()).lines
-    in_order = [sorted(side, key=_number_of) == [*side] for side in (known, lines)]
-    modes = (one for one in calls if one != name and one.endswith(f", of {module}"))
-    alike = (present.get(one, Calls()).lines for one in modes if calls[one].lines == under)
-    if under and (same_mode := next(alike, ())):  # of a teacher that is in eval mode, too
-        lines = same_mode
-    elif under and files[0] == files[1] and in_order[0] is in_order[1]:  # the same calls
-        lines = tuple(line for line, was in zip(lines, known, strict=True) if was in under)
-    elif under:  # not those of files that call it as often as they did without
-        without = [file for file, line in zip(files[0], known, strict=True) if line not in under]
-        same = {file for file in files[1] if files[1].count(file) == without.count(file)}
-        lines = tuple(line for line in lines if line.rpartition(":")[0] not in same) or lines
-    still = present.get(name, Calls()).lines
-    lines = tuple(line for line in lines if line not in still) or lines
-    at, place = called_at(module, lines)
-    return at and f": called {at}", place
-
-
-@rule(
-    "gradients recorded",
-    "{module} runs with gradients, and ran under no_grad{lines}{kept}",
-    sure=True,
-)
+@rule("gradients recorded", "{module} runs with gradients, and ran under no_grad{kept}", sure=True)
 def runs_with_gradients(evidence: Evidence) -> Cause | None:
     """A teacher, a target network or an evaluation is no longer under ``no_grad``."""
     found = []
@@ -79,7 +52,7 @@ def runs_with_gradients(evidence: Evidence) -> Cause | None:
         if any(one.name in _RECOMPUTED for one in change.before):
             continue  # so runs what a checkpoint with ``use_reentrant=True`` is given
         module = evidence.module(change.name, lost.numbers)
-        lines, call = _called_at(evidence, change.name)
+        call = _called_at(evidence, change.name)
         rows, origin = evidence.of_module(change.name), None
         if not rows:
             own = (one for one in evidence.alive.groups if within(change.name, one.what.module))
@@ -87,15 +60,13 @@ def runs_with_gradients(evidence: Evidence) -> Cause | None:
         held = (row for row in rows if row.what.role != Role.SAVED and is_kept(evidence, row))
         kept = holder_of(evidence, held).partition(GRAPH)[2]
         kept = f"; {kept} keeps its graph" if kept and not kept.startswith("the variable ") else ""
-        words = {"module": module, "lines": lines, "kept": kept}
+        words = {"module": module, "kept": kept}
         found.append(cause("gradients recorded", rows, None, call or origin, **words))
     return largest(found)
 
 
 @rule(
-    "mode of calls",
-    "{module} runs {mode} in {some} of {all} calls, and did in {before}{lines}",
-    sure=True,
+    "mode of calls", "{module} runs {mode} in {some} of {all} calls, and did in {before}", sure=True
 )
 def mode_of_some_calls(evidence: Evidence) -> Cause | None:
     """A part of a module's calls is no longer under ``no_grad``, or within autocast."""
@@ -109,8 +80,8 @@ def mode_of_some_calls(evidence: Evidence) -> Cause | None:
         in_all = any(f"under {one.text}" == mode for one in modes.get(module, ()))
         before = then.get(name, Calls(every if in_all else 0)).number
         if some < before and every == then.get(module, now[module]).number:
-            lines, origin = _called_at(evidence, module, mode.removeprefix("under "))
-            words = {"some": str(some), "all": str(every), "mode": mode, "lines": lines}
+            origin = _called_at(evidence, module, mode.removeprefix("under "))
+            words = {"some": str(some), "all": str(every), "mode": mode}
             words["before"] = str(before) if before < every else "all"
             rows = evidence.of_module(module)
             return cause("mode of calls", rows, None, origin, module=module, **words)
@@ -309,15 +280,15 @@ def backward_comes_to_more(evidence: Evidence) -> Cause | None:
     operators = f"{calls} of {first.what.source}, and came to {counted.before or 'none'}"
     places = [{one.module.partition(".")[0] for one in evidence.ran.places(name)} for name in more]
     places = [one - {""} for one in places if one != {""}]
-    roots, lines, origin = set[str]().union(*places).intersection(*places), "", None
+    roots, origin = set[str]().union(*places).intersection(*places), None
     if len(roots) == 1 < len({*chain(*places)}):  # the one that calls all of them
-        lines, origin = _called_at(evidence, module := roots.pop())
+        origin = _called_at(evidence, module := roots.pop())
         operators = f"more of {module}, to {operators}"
     return cause(
         "reached anew",
         rows,
         first,
         origin,
-        operators=operators + lines.replace(": ", ", "),
+        operators=operators,
         why="" if new_gradient(evidence) else ": a detach is gone",
     )
