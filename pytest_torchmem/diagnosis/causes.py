@@ -525,7 +525,25 @@ def find_causes(evidence: Evidence) -> tuple[Cause, ...]:
         if one.is_specific and more >= least * growth:
             kept.append(one)
             explained.update(one.rows)
-    return tuple(_with_class(evidence, _with_keeper(evidence, one)) for one in kept)
+    told = [_with_class(evidence, _with_keeper(evidence, one)) for one in kept]
+    return (*(_with_mode(evidence, one) for one in told[:1]), *told[1:])
+
+
+def _with_mode(evidence: Evidence, found: Cause) -> Cause:
+    """Return a cause with the outermost modules that are in training mode, if they were not: it may
+    be the reason.
+    """
+    names = [
+        change.name
+        for change in evidence.about(Topic.MODES)
+        if [any(one.name == "eval" for one in side) for side in change[2:]] == [True, False]
+        and "." not in change.name
+    ]
+    if not names or "training mode" in found.text:
+        return found
+    verbs = ("are", "were") if names[1:] else ("is", "was")
+    words = "{} {} in training mode, and {} in eval mode".format(listed(names), *verbs)
+    return replace(found, aside=f"{found.aside}; {words}")
 
 
 def _with_class(evidence: Evidence, found: Cause) -> Cause:

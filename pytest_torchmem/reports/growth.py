@@ -90,7 +90,8 @@ def leading_change(changes: Sequence[Change], diagnosis: Diagnosis | None) -> Ch
 
 
 _OF_NO_TENSOR = (
-    "more free blocks, not more tensors: other sizes, another order or stream, or no empty_cache()"
+    "no more tensors are alive then, but more blocks: tensors made before were of other sizes, in "
+    "another order or on another stream, or there is no empty_cache()"
 )
 
 

@@ -40,6 +40,8 @@ MOST_LINES = 25
 _FEWEST_LINES = 6
 """Of rows with their title, for which the figures of other devices make room."""
 
+_SOME = 3
+"""Functions whose code is told where there is less room."""
 _ONE_ROW = 4
 """Lines of one row with its title and the sum of the others."""
 
@@ -70,7 +72,7 @@ class Told:
     more: Sequence[str] = ()
     """Of what grew the place, and further causes with theirs."""
     code: Sequence[str] = ()
-    """The code that changed, and that of the first function alone."""
+    """The code that changed, and that of fewer functions."""
 
     @property
     def below(self) -> list[str]:
@@ -144,10 +146,13 @@ def _text(told: Sequence[Told], advice: Iterable[str], most: int, *, verbose: bo
         of = f" of {told[0].where}" if told[1:] else ""  # the headlines have those of others
         figures = _figures(told[:1], every=False, of=of)
     # A row says more than further causes, than where others are, and than more functions.
-    for others, codes in ((1, 0), (0, 0), (0, 1)):
+    for others, codes in ((1, 0), (0, 0), (0, 1), (0, 2)):
         if left - _lines(figures) < _ONE_ROW:
             pairs = zip(told, [1, *[others] * len(told[1:])], strict=True)
-            shorter = [replace(one, more=one.more[:n], code=one.code[codes:]) for one, n in pairs]
+            shorter = [
+                replace(one, more=one.more[:n], code=one.code[codes:] or one.code[-1:])
+                for one, n in pairs
+            ]
             heads = _heads(shorter)
             left = most - _lines([*heads, *sections, *advice])
     left = max(left - _lines(figures), _ONE_ROW)
@@ -278,8 +283,8 @@ def _grew(found: Changed, result: CheckResult) -> Told:
     why, place = growth.why(diagnosis), growth.place(diagnosis)
     beside = growth.told(diagnosis)[1:]
     code = next((one for one in beside if one.why == growth.CODE), None)
-    first = listed(diagnosis.changed, 1) or (code.where if code is not None else "")
-    short = [] if code is None else [code, code._replace(where=first)]
+    short = [listed(diagnosis.changed, most) for most in (_SOME, 1)] if diagnosis.changed else []
+    codes = [] if code is None else [code, *(code._replace(where=one) for one in short)]
     headline = layout.wrapped(layout.joined(size, why, separator=": "), first=True)
     others = _not_run(comparison.having(Verdict.NOT_RUN))
     others += _circumstances(comparison, result.trace, diagnosis)
@@ -301,7 +306,7 @@ def _grew(found: Changed, result: CheckResult) -> Told:
             *filter(None, [layout.wrapped(place)]),
             *(growth.also(one) for one in beside if one is not code),
         ],
-        code=[*map(growth.also, short)],
+        code=[*map(growth.also, codes)],
     )
 
 

@@ -208,7 +208,7 @@ def wider_type(evidence: Evidence) -> Cause | None:
         and row not in wider
     ]
     source = first.what.source
-    if rows[first].source == CONVERTS != source:
+    if rows[first].source == CONVERTS != source and "float" in rows[first].dtype:
         where = f": what {source} makes is no longer converted"
         return cause("type", wider, first, None, source=source, where=where, **types)
     found = _from(evidence, "type", first, wider, **types)
