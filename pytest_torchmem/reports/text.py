@@ -145,9 +145,10 @@ def _text(told: Sequence[Told], advice: Iterable[str], most: int, *, verbose: bo
     if rows.rows and left - _lines(figures) < _FEWEST_LINES:
         of = f" of {told[0].where}" if told[1:] else ""  # the headlines have those of others
         figures = _figures(told[:1], every=False, of=of)
-    # A row says more than further causes, than where others are, and than more functions.
+    # A row says more than further causes and than where others are, and functions more than its
+    # place.
     for others, codes in ((1, 0), (0, 0), (0, 1), (0, 2)):
-        if left - _lines(figures) < _ONE_ROW:
+        if left - _lines(figures) < _ONE_ROW - bool(codes):
             pairs = zip(told, [1, *[others] * len(told[1:])], strict=True)
             shorter = [
                 replace(one, more=one.more[:n], code=one.code[codes:] or one.code[-1:])
@@ -155,7 +156,7 @@ def _text(told: Sequence[Told], advice: Iterable[str], most: int, *, verbose: bo
             ]
             heads = _heads(shorter)
             left = most - _lines([*heads, *sections, *advice])
-    left = max(left - _lines(figures), _ONE_ROW)
+    left = max(left - _lines(figures), _ONE_ROW - 1)
     return _shown([*heads, *filter(None, [rows.text(lines=left)]), *sections, *figures, *advice])
 
 
