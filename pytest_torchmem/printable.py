@@ -1,7 +1,7 @@
 """Text as it is shown: of others' making (names, files, versions), paths, tables of results."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 def printable(text: str) -> str:
@@ -32,6 +32,13 @@ def first_of(several: Iterable[object]) -> str:
     """Return the first of several, and how many others there are: "test_net and 2 more"."""
     first, *others = several
     return f"{first} and {len(others)} more" if others else f"{first}"
+
+
+def listed(names: Sequence[str], most: int = 3) -> str:
+    """Return names in words, of many the first ones: "a, b and c", "a, b, c and 4 more"."""
+    if len(names) > most:
+        return f"{', '.join(names[:most])} and {len(names) - most} more"
+    return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
 
 
 def working_directory() -> str:

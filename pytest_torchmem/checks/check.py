@@ -112,7 +112,7 @@ class Judge:
     def code(self) -> Code:
         from pytest_torchmem.tracing.sources import code_of
 
-        with suppress(Exception):  # of classes that are none, and of what stands for modules
+        with suppress(Exception):  # of objects that are not what they say; a failure needs no code
             return code_of((*self.check.request.test.functions, self.check.target.trace))
         return {}
 

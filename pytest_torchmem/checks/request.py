@@ -251,7 +251,7 @@ class CheckedTest:
     is_gone: Callable[[str], bool]
     """Tells whether the module certainly has no test of that id any more."""
     functions: tuple[Any, ...]
-    """The test's own, and those of its fixtures."""
+    """The test's own and its fixtures', its parameters, and what its class has for it."""
     on_profile: Callable[..., object]
     """Called with the ``name`` of the check and every ``profile``."""
     on_comparison: Callable[..., Comparison | None]

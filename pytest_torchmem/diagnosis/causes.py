@@ -13,7 +13,8 @@ from warnings import warn
 
 from pytest_torchmem.diagnosis.difference import MomentDifference, Row, moved_lines
 from pytest_torchmem.diagnosis.provenance import NOTHING_RAN, Provenance
-from pytest_torchmem.profile.facts import Counts, FactChange, Topic, changed_facts
+from pytest_torchmem.printable import listed
+from pytest_torchmem.profile.facts import Counts, FactChange, Topic, changed_facts, lacking
 from pytest_torchmem.profile.module_paths import EveryNumber, fold, unfold
 from pytest_torchmem.profile.timeline import Allocation, Kind, Origin, Phase, Role
 from pytest_torchmem.snapshots.alive import Alive, Group, What
@@ -449,13 +450,6 @@ def some(names: Sequence[str]) -> str:
     return " and ".join(names) if len(names) < 3 else f"{names[0]} and {len(names) - 1} more"
 
 
-def listed(names: Sequence[str], most: int = _MOST_NAMES) -> str:
-    """Return names in words, of many the first ones."""
-    if len(names) > most:
-        return f"{', '.join(names[:most])} and {len(names) - most} more"
-    return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
-
-
 def tensors(count: int, what: What) -> str:
     """Return equal tensors in words: ``3 × float32[4]``."""
     tensor = what.tensor or "memory"
@@ -536,8 +530,8 @@ def _with_mode(evidence: Evidence, found: Cause) -> Cause:
     names = [
         change.name
         for change in evidence.about(Topic.MODES)
-        if [any(one.name == "eval" for one in side) for side in change[2:]] == [True, False]
-        and "." not in change.name
+        if "." not in change.name
+        and any(one.name == "eval" for one in lacking(change.before, change.now))
     ]
     if not names or "training mode" in found.text:
         return found

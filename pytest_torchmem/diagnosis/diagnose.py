@@ -15,7 +15,7 @@ from itertools import accumulate, pairwise, takewhile
 from typing import TYPE_CHECKING
 
 from pytest_torchmem.diagnosis import rules  # noqa: F401
-from pytest_torchmem.diagnosis.causes import Cause, Evidence, Watched, find_causes, listed
+from pytest_torchmem.diagnosis.causes import Cause, Evidence, Watched, find_causes
 from pytest_torchmem.diagnosis.difference import (
     OF_BACKWARD,
     MomentDifference,
@@ -27,6 +27,7 @@ from pytest_torchmem.diagnosis.names import with_names_of
 from pytest_torchmem.diagnosis.provenance import NOTHING_RAN, Provenance
 from pytest_torchmem.diagnosis.rules.setup import shown_geometries
 from pytest_torchmem.figures import HOST, PEAK, PHASE_PEAKS, RESERVED
+from pytest_torchmem.printable import listed
 from pytest_torchmem.profile.facts import Topic
 from pytest_torchmem.profile.module_paths import fold
 from pytest_torchmem.profile.timeline import Allocation, Origin, Phase, Timeline

@@ -162,7 +162,7 @@ def _renames(before: _Tree, now: _Tree) -> dict[str, str]:
         outermost = there if len(there) == 1 else outermost
         twins = [one for one in left if one != path and _tree(one, before) == own]
         beside = any(one.rpartition(".")[0] == around for one in twins)
-        # Of several that are fewer now, none is known to be one that is otherwise.
+        # Where fewer stand around than did, it is not known which of them a changed one was.
         gone, others = (sum(one.rpartition(".")[0] == around for one in s) for s in (left, came))
         is_sure = gone <= others or max(alike.values(), default=0) == 1
         if len(outermost) == 1 and outermost[0] not in found.values() and is_sure and not beside:

@@ -9,7 +9,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, TypeVar
 
 from pytest_torchmem.figures import END, RESERVED, RETAINED, label
-from pytest_torchmem.printable import counted
+from pytest_torchmem.printable import counted, listed
 from pytest_torchmem.profile.module_paths import fold, prefixes
 from pytest_torchmem.profile.timeline import Role
 from pytest_torchmem.reports.layout import in_two_lines, joined, width, wrapped
@@ -127,8 +127,7 @@ def place(diagnosis: Diagnosis) -> str:
     return joined(_inside(source, module), line, called)
 
 
-_MOST_CAUSES = 3
-_MOST_FUNCTIONS = 5
+_MOST_CAUSES, _MOST_FUNCTIONS = 3, 5
 CODE = "code that changed since the snapshot"
 
 
@@ -142,8 +141,6 @@ def told(diagnosis: Diagnosis | None) -> tuple[Told, ...]:
     moment = found.moment, found.before, found.now
     first = Told(*moment, why(diagnosis), place(diagnosis))
     others = (Told(*moment, *one) for one in _others(diagnosis.causes[:_MOST_CAUSES]))
-    from pytest_torchmem.diagnosis.causes import listed
-
     code = listed(diagnosis.changed, _MOST_FUNCTIONS)
     changed = [Told(*moment, CODE, code)] if code else []
     return (first, *changed, *others) if first.why else ()
@@ -260,8 +257,9 @@ def section(diagnosis: Diagnosis) -> Section:
         head += f", which was in the {label(diagnosis.was_peak).removesuffix(' peak')} before"
     why = "in tensors too small for the snapshot"
     rows = rows_of(found.rows)
-    most = [row for row in rows if row[0] == max(one[0] for one in rows)][:1]
-    return Section(head, (*most, *(row for row in rows if row not in most)), found.rest, why)
+    first = max(rows, key=lambda row: row[0], default=None)
+    rows = tuple(sorted(rows, key=lambda row: row is not first))
+    return Section(head, rows, found.rest, why)
 
 
 def at(figure: str) -> str:
@@ -299,7 +297,6 @@ def _by_tensor(row: Row) -> tuple[object, ...]:
 
 def _described(rows: Sequence[Row]) -> tuple[str, str]:
     """Return in words what became of allocations, equal or of several shapes, and where."""
-    from pytest_torchmem.diagnosis.causes import listed
     from pytest_torchmem.diagnosis.rules.operators import short_names
 
     row = max(rows, key=lambda one: one.what.nbytes)
@@ -337,7 +334,7 @@ def signed(change: int) -> str:
 def also(one: Told) -> str:
     """Return in words what is told beside the first cause: another one, or code that changed."""
     said = joined(one.why, one.where, separator=": ")
-    return wrapped(said.replace("c", "C", 1) if one.why == CODE else f"Also: {said}")
+    return wrapped(f"{said[0].upper()}{said[1:]}" if one.why == CODE else f"Also: {said}")
 
 
 def others(diagnosis: Diagnosis) -> Iterator[str]:

@@ -22,7 +22,7 @@ from pytest_torchmem.checks.result import (
     PeakContents,
 )
 from pytest_torchmem.figures import MEASURED, PEAK, PHASE_PEAKS, label, phase_of, title
-from pytest_torchmem.printable import first_of, printable, printable_lines
+from pytest_torchmem.printable import first_of, listed, printable, printable_lines
 from pytest_torchmem.reports import growth, layout
 from pytest_torchmem.reports.growth import Section
 from pytest_torchmem.snapshots.compare import Change, Comparison, Verdict, main_change
@@ -40,8 +40,8 @@ MOST_LINES = 25
 _FEWEST_LINES = 6
 """Of rows with their title, for which the figures of other devices make room."""
 
-_SOME = 3
-"""Functions whose code is told where there is less room."""
+_FEWER_FUNCTIONS = 3
+"""Those whose code is told where there is less room."""
 _ONE_ROW = 4
 """Lines of one row with its title and the sum of the others."""
 
@@ -270,7 +270,6 @@ def _changed(found: Changed, result: CheckResult) -> Told:
 
 def _grew(found: Changed, result: CheckResult) -> Told:
     """Return the message of a growth: the number and the cause, the place, what changed."""
-    from pytest_torchmem.diagnosis.causes import listed
     from pytest_torchmem.diagnosis.diagnose import Diagnosis
     from pytest_torchmem.diagnosis.difference import MomentDifference
 
@@ -284,7 +283,11 @@ def _grew(found: Changed, result: CheckResult) -> Told:
     why, place = growth.why(diagnosis), growth.place(diagnosis)
     beside = growth.told(diagnosis)[1:]
     code = next((one for one in beside if one.why == growth.CODE), None)
-    short = [listed(diagnosis.changed, most) for most in (_SOME, 1)] if diagnosis.changed else []
+    short = (
+        [listed(diagnosis.changed, most) for most in (_FEWER_FUNCTIONS, 1)]
+        if diagnosis.changed
+        else []
+    )
     codes = [] if code is None else [code, *(code._replace(where=one) for one in short)]
     headline = layout.wrapped(layout.joined(size, why, separator=": "), first=True)
     others = _not_run(comparison.having(Verdict.NOT_RUN))

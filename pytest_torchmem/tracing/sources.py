@@ -113,35 +113,40 @@ def changed_lines(before: Mapping[str, str], now: Code, near: AbstractSet[str]) 
     """
     texts = texts_of(now)
     gone = {text for name, text in before.items() if name not in now}
-    files = {name.partition(": ")[0] for name in before}
-    is_near = {
-        name: not near.isdisjoint(f"{name.partition(': ')[0]}:{number}" for number in lines)
+    places = {
+        name: {f"{name.partition(': ')[0]}:{number}" for number in lines}
         for name, lines in now.items()
     }
-    around = {_around(name) for name in now if is_near[name]}
-    found, only = dict[str, tuple[bool, ...]](), ""
-    for name, lines in now.items() if before else ():
-        file, _, function = name.partition(": ")
-        was, numbers = before.get(name, ""), [*lines]
-        # What has another name, or is in another file, is no news.
-        if was == texts[name] or not lines or (not was and texts[name] in gone):
-            continue
-        far = not is_near[name]
-        order = far and not was, far, _around(name) not in around, not function
-        if file == name:
-            found[f"{name} {texts[name]}" + (f" (was {was})" if was else " (new)")] = order
-            continue
-        said = [str(numbers[0])]
-        if was or (not function and file in files):
-            then, there = (re.findall("..", side) for side in (was, texts[name]))
-            changes = SequenceMatcher(None, then, there, autojunk=False).get_opcodes()
-            said = [_span(numbers, *one[1:]) for one in changes if one[0] != "equal"]
-        place = f"{file}:{', '.join(said)}" + (f" in {function}" if function else "")
-        found[place if was else f"{place} (new)"] = order
-        line = lines[int(said[0])][2:] if len(said) == 1 and said[0].isdecimal() and was else ""
-        if 0 < len(line) <= _LONGEST:
-            only = f"{place}: {line}"
-    return [only] if only and len(found) == 1 else sorted(found, key=found.__getitem__)
+    around = {_around(name) for name in now if not near.isdisjoint(places[name])}
+
+    def order(name: str) -> tuple[bool, ...]:
+        far = near.isdisjoint(places[name])
+        return far and name not in before, far, _around(name) not in around, name.endswith(": ")
+
+    changed = [name for name in now if before and texts[name] != before.get(name)]
+    # What has another name, or is in another file, is no news.
+    changed = [name for name in changed if name in before or texts[name] not in gone]
+    return [
+        _change(name, before.get(name, ""), now[name], is_only=not changed[1:])
+        for name in sorted(changed, key=order)
+    ]
+
+
+def _change(name: str, was: str, lines: Mapping[int, str], *, is_only: bool) -> str:
+    """Return in words which lines of a function changed, and one line's text if no other did."""
+    file, _, function = name.partition(": ")
+    if file == name:
+        return f"{name} {lines[0]} ({f'was {was}' if was else 'new'})"
+    numbers, inside = [*lines], f" in {function}" if function else ""
+    if not was:
+        return f"{file}:{numbers[0]}{inside} (new)"
+    then, there = re.findall("..", was), [line[:2] for line in lines.values()]
+    changes = SequenceMatcher(None, then, there, autojunk=False).get_opcodes()
+    spans = [_span(numbers, *one[1:]) for one in changes if one[0] != "equal"]
+    is_line = is_only and len(spans) == 1 and spans[0].isdecimal()
+    text = lines[int(spans[0])][2:] if is_line else ""
+    shown = f": {text}" if 0 < len(text) <= _LONGEST else ""
+    return f"{file}:{', '.join(spans)}{inside}{shown}"
 
 
 def _around(name: str) -> str:
@@ -271,7 +276,7 @@ def _spans(text: str) -> dict[str, range]:
     def visit(node: ast.AST, prefix: str) -> None:
         for one in ast.iter_child_nodes(node):
             if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef):
-                start = min([one.lineno, *(each.lineno for each in one.decorator_list)])
+                start = _first_line(one)
                 found[prefix + one.name] = range(start, (one.end_lineno or start) + 1)
             else:
                 visit(one, f"{prefix}{one.name}." if isinstance(one, ast.ClassDef) else prefix)
@@ -363,12 +368,17 @@ def _tree_of(text: str) -> ast.Module:
         return ast.Module([], [])
 
 
+def _first_line(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Return the line of a function's first decorator, or else of its name, as its code has it."""
+    return min([function.lineno, *(one.lineno for one in function.decorator_list)])
+
+
 @lru_cache(maxsize=64)
 def _definitions(file: str) -> dict[int | str, Any]:
     """Return the functions of a file by their first lines, and its classes by their names."""
     nodes: list[Any] = [*ast.walk(_tree_of(_text_of(file)))]
     functions = (one for one in nodes if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef))
-    starts = {min([one.lineno, *(d.lineno for d in one.decorator_list)]): one for one in functions}
+    starts: dict[int | str, Any] = {_first_line(one): one for one in functions}
     return starts | {one.name: one for one in nodes if isinstance(one, ast.ClassDef)}
 
 

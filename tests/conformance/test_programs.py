@@ -26,5 +26,5 @@ def test_random_programs(program: Program) -> None:
 
 
 def peaks(figures: Mapping[str, int | None]) -> dict[str, int | None]:
-    """Return the figures without ``end``, in which one of 1,863 programs differs (accuracy.md)."""
+    """Return the figures without ``end``: one of 1,863 differs (benchmarks/results/accuracy.md)."""
     return {name: figure for name, figure in figures.items() if name != "end"}

@@ -14,7 +14,6 @@ from pytest_torchmem.diagnosis.causes import (
     Evidence,
     cause,
     largest,
-    listed,
     placed_in,
     rule,
     shown_by,
@@ -22,6 +21,7 @@ from pytest_torchmem.diagnosis.causes import (
     within,
 )
 from pytest_torchmem.diagnosis.difference import Row
+from pytest_torchmem.printable import listed
 from pytest_torchmem.profile.facts import (
     Layer,
     Sized,

@@ -14,7 +14,6 @@ from pytest_torchmem.diagnosis.causes import (
     Evidence,
     called,
     cause,
-    listed,
     rule,
     shown_by,
     times,
@@ -24,6 +23,7 @@ from pytest_torchmem.diagnosis.causes import (
 from pytest_torchmem.diagnosis.difference import OF_BACKWARD, Row
 from pytest_torchmem.diagnosis.rules.types import is_known, wider_type
 from pytest_torchmem.figures import HOST
+from pytest_torchmem.printable import listed
 from pytest_torchmem.profile.facts import Counts, Topic
 from pytest_torchmem.profile.module_paths import fold
 from pytest_torchmem.profile.timeline import Allocation, Kind, Origin, Phase, Role

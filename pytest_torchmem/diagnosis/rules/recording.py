@@ -37,7 +37,7 @@ _RECOMPUTED = ("recomputed", "recomputed in part")
 
 
 def _called_at(evidence: Evidence, module: str, mode: str = "no_grad") -> Origin | None:
-    """Return the only line that calls an outermost module, and not in a mode, as a place."""
+    """Return the line that calls an outermost module outside of a mode, if one alone does."""
     calls = evidence.present(Topic.CALLS)
     still = calls.get(IN_MODE.format(mode, module), Calls()).lines
     lines = [line for line in calls.get(module, Calls()).lines if line not in still]
