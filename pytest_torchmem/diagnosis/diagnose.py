@@ -28,7 +28,7 @@ from pytest_torchmem.diagnosis.provenance import NOTHING_RAN, Provenance
 from pytest_torchmem.diagnosis.rules.setup import shown_geometries
 from pytest_torchmem.figures import HOST, PEAK, PHASE_PEAKS, RESERVED
 from pytest_torchmem.printable import listed
-from pytest_torchmem.profile.facts import Topic
+from pytest_torchmem.profile.facts import CodeLine, Topic
 from pytest_torchmem.profile.module_paths import fold
 from pytest_torchmem.profile.timeline import Allocation, Origin, Phase, Timeline
 from pytest_torchmem.snapshots.alive import Alive, What, alive_at, positions_of
@@ -63,8 +63,8 @@ class Diagnosis:
     nearest first."""
     told: tuple[Told, ...] = ()
     """What runs said of this very growth, the largest part first: they knew more than snapshots."""
-    changed: tuple[str, ...] = ()
-    """Lines of the program's functions that are others than in the snapshot, by function."""
+    changed: tuple[CodeLine, ...] = ()
+    """Lines of the program that are others than in the snapshot, those most likely meant first."""
     was_peak: str = ""
     """The phase's peak that the overall peak was in the snapshot, if it is another one now."""
 

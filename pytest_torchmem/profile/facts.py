@@ -188,6 +188,23 @@ class Topic:
     the libraries that these name: ``{"losses.py: focal_loss": "aXk7", "timm": "1.0.20"}``."""
 
 
+class CodeLine(NamedTuple):
+    """A line of the program that a snapshot has otherwise; or a library, of another version."""
+
+    file: str
+    number: int
+    """0 of a library."""
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.text}" if self.number else f"{self.file} {self.text}"
+
+    @property
+    def place(self) -> str:
+        """Where the line stands: ``losses.py:17``."""
+        return f"{self.file}:{self.number}" if self.number else self.file
+
+
 TOPICS = tuple(_KINDS)
 
 Facts = Mapping[str, Mapping[str, Any]]

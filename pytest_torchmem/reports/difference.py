@@ -253,7 +253,7 @@ def _row(difference: Difference, *, single: bool) -> str:
 def _note(difference: Difference) -> str:
     """Return why memory grew, and where, if it can be told, and what else there is to say."""
     parts = (
-        joined(plain(one.why), code(one.where) if one.where else "", separator=": ")
+        joined(plain(one.why), ", ".join(map(code, one.where.splitlines())), separator=": ")
         for one in growth.told(difference.diagnosis)
     )
     return joined(joined(*parts, separator="; also "), plain(difference.note), separator="; ")

@@ -76,7 +76,7 @@ def _blamed(check: Check, root: Path) -> tuple[tuple[str, int], str] | None:
     diagnosis = check.result.diagnosis
     if not check.result.failed or diagnosis is None:
         return None
-    for line in (*diagnosis.changed[:1], line_of(diagnosis)):
+    for line in (*(one.place for one in diagnosis.changed[:1]), line_of(diagnosis)):
         name, _, numbers = line.partition(":")
         number, path = re.split(r"\D", numbers)[0], Path.cwd() / name  # as it is shown
         is_line = number and path.is_file()

@@ -127,7 +127,7 @@ def place(diagnosis: Diagnosis) -> str:
     return joined(_inside(source, module), line, called)
 
 
-_MOST_CAUSES, _MOST_FUNCTIONS = 3, 5
+_MOST_CAUSES, MOST_LINES_OF_CODE, _MOST_PLACES = 3, 5, 6
 CODE = "code that changed since the snapshot"
 
 
@@ -141,9 +141,21 @@ def told(diagnosis: Diagnosis | None) -> tuple[Told, ...]:
     moment = found.moment, found.before, found.now
     first = Told(*moment, why(diagnosis), place(diagnosis))
     others = (Told(*moment, *one) for one in _others(diagnosis.causes[:_MOST_CAUSES]))
-    code = listed(diagnosis.changed, _MOST_FUNCTIONS)
+    code = code_of(diagnosis, MOST_LINES_OF_CODE)
     changed = [Told(*moment, CODE, code)] if code else []
     return (first, *changed, *others) if first.why else ()
+
+
+def code_of(diagnosis: Diagnosis, most: int) -> str:
+    """Return the code that changed, a line each, and of more than ``most`` where the others are."""
+    shown, left, places = diagnosis.changed[:most], diagnosis.changed[most:], list[str]()
+    for file in dict.fromkeys(one.file for one in left):
+        lines = {one.number: one for one in left if one.file == file}
+        starts, ends = (sorted(one for one in lines if one + by not in lines) for by in (-1, 1))
+        for start, end in zip(starts, ends, strict=True):
+            places.append(lines[start].place + (f"-{end}" if end > start else ""))
+    others = [f"and {listed(places, _MOST_PLACES)}"] if places else []
+    return "\n".join([*map(str, shown), *others])
 
 
 def explained(snapshot: SnapshotResult) -> Entry:
@@ -333,8 +345,12 @@ def signed(change: int) -> str:
 
 def also(one: Told) -> str:
     """Return in words what is told beside the first cause: another one, or code that changed."""
-    said = joined(one.why, one.where, separator=": ")
-    return wrapped(f"{said[0].upper()}{said[1:]}" if one.why == CODE else f"Also: {said}")
+    if one.why != CODE:
+        return wrapped(f"Also: {joined(one.why, one.where, separator=': ')}")
+    head, lines = CODE.capitalize(), one.where.split("\n")
+    if not lines[1:]:
+        return wrapped(f"{head}: {one.where}")
+    return "\n".join([f"{head}:", *(wrapped(line, "      ", start="  ") for line in lines)])
 
 
 def others(diagnosis: Diagnosis) -> Iterator[str]:

@@ -22,7 +22,7 @@ from pytest_torchmem.checks.result import (
     PeakContents,
 )
 from pytest_torchmem.figures import MEASURED, PEAK, PHASE_PEAKS, label, phase_of, title
-from pytest_torchmem.printable import first_of, listed, printable, printable_lines
+from pytest_torchmem.printable import first_of, printable, printable_lines
 from pytest_torchmem.reports import growth, layout
 from pytest_torchmem.reports.growth import Section
 from pytest_torchmem.snapshots.compare import Change, Comparison, Verdict, main_change
@@ -40,8 +40,11 @@ MOST_LINES = 25
 _FEWEST_LINES = 6
 """Of rows with their title, for which the figures of other devices make room."""
 
-_FEWER_FUNCTIONS = 3
-"""Those whose code is told where there is less room."""
+_FEWER_LINES_OF_CODE = 5, 3, 2, 1
+"""Those that are told one after the other where there is less room."""
+_SHORTER = (3, 3, 1), (1, 1, 1), (1, 0, 1), (1, 0, 2), (1, 0, 3), (1, 0, 4)
+"""What remains of a message with less and less room: place and causes of the first device, those
+of others, and which of the texts on code."""
 _ONE_ROW = 4
 """Lines of one row with its title and the sum of the others."""
 
@@ -63,7 +66,8 @@ class Told:
     reason: object = None
     """What is equal for causes that differ in words alone."""
     size: str = ""
-    """By how much, and on which device."""
+    figure: str = ""
+    """By how much what grew, in words."""
     short: str = ""
     """The number, the cause and the line, in one line."""
     number_first: bool = False
@@ -145,11 +149,10 @@ def _text(told: Sequence[Told], advice: Iterable[str], most: int, *, verbose: bo
     if rows.rows and left - _lines(figures) < _FEWEST_LINES:
         of = f" of {told[0].where}" if told[1:] else ""  # the headlines have those of others
         figures = _figures(told[:1], every=False, of=of)
-    # A row says more than further causes and than where others are, and functions more than its
-    # place.
-    for others, codes in ((1, 0), (0, 0), (0, 1), (0, 2)):
-        if left - _lines(figures) < _ONE_ROW - bool(codes):
-            pairs = zip(told, [1, *[others] * len(told[1:])], strict=True)
+    # A row says more than further causes and than where others are, and code more than its place.
+    for own, others, codes in _SHORTER:
+        if left - _lines(figures) < _ONE_ROW - (codes > 1):
+            pairs = zip(told, [own, *[others] * len(told[1:])], strict=True)
             shorter = [
                 replace(one, more=one.more[:n], code=one.code[codes:] or one.code[-1:])
                 for one, n in pairs
@@ -182,13 +185,15 @@ def _told(result: CheckResult) -> list[Told]:
 def _heads(told: Sequence[Told]) -> list[str]:
     """Return the headlines: those of one cause together, which is told once."""
     by_cause: dict[object, list[str]] = {}
-    placed, said = _placed(told), set[str]()
+    placed, said, figures = _placed(told), set[str](), dict[object, str]()
     for one in told:
         if one.cause is None:
             by_cause.setdefault(one.first, [placed[one.first]])
             continue
         known = by_cause.setdefault(one.reason, [])
-        same = f"{one.size}: for the same reason" if one.cause[0] else one.size
+        other = one.figure if one.figure != figures.setdefault(one.reason, one.figure) else ""
+        same = layout.joined(layout.joined(one.size, other, separator=" "), one.where)
+        same += ": for the same reason" if one.cause[0] else ""
         news = [part for part in one.below if part not in said]
         known += [layout.wrapped(same)] if known else [one.first, *news]
         said.update(one.below)
@@ -278,18 +283,16 @@ def _grew(found: Changed, result: CheckResult) -> Told:
     worst = comparison.having(Verdict.GREW)
     change = growth.leading_change(worst, found.diagnosis)
     assert change is not None
-    what = f"{format_change(change.before, change.now)} {label(change.figure)}"
-    size = f"{what}, {where_of(result.key)}"
+    size, figure = format_change(change.before, change.now), label(change.figure)
     why, place = growth.why(diagnosis), growth.place(diagnosis)
     beside = growth.told(diagnosis)[1:]
     code = next((one for one in beside if one.why == growth.CODE), None)
-    short = (
-        [listed(diagnosis.changed, most) for most in (_FEWER_FUNCTIONS, 1)]
-        if diagnosis.changed
-        else []
-    )
-    codes = [] if code is None else [code, *(code._replace(where=one) for one in short)]
-    headline = layout.wrapped(layout.joined(size, why, separator=": "), first=True)
+    codes = []
+    if code is not None:
+        fewer = (growth.code_of(diagnosis, most) for most in _FEWER_LINES_OF_CODE)
+        codes = [code, *(code._replace(where=one.replace("\n", "; ")) for one in fewer)]
+    what = f"{size} {figure}, {where_of(result.key)}"
+    headline = layout.wrapped(layout.joined(what, why, separator=": "), first=True)
     others = _not_run(comparison.having(Verdict.NOT_RUN))
     others += _circumstances(comparison, result.trace, diagnosis)
     line = growth.line_of(diagnosis)
@@ -305,7 +308,8 @@ def _grew(found: Changed, result: CheckResult) -> Told:
         if diagnosis.causes
         else why or place,
         size,
-        layout.joined(f"{grown} {label(change.figure)}", layout.joined(why, line), separator=": "),
+        figure,
+        layout.joined(f"{grown} {figure}", layout.joined(why, line), separator=": "),
         more=[
             *filter(None, [layout.wrapped(place)]),
             *(growth.also(one) for one in beside if one is not code),

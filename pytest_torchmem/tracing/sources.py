@@ -13,7 +13,7 @@ import linecache
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from difflib import SequenceMatcher
@@ -21,8 +21,11 @@ from functools import cached_property, lru_cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import resolve_name
 from inspect import getattr_static
+from io import StringIO
 from itertools import islice
+from operator import itemgetter
 from string import ascii_letters, digits
+from tokenize import COMMENT, TokenError, generate_tokens
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 from zlib import crc32
@@ -31,6 +34,8 @@ from torch import nn
 
 from pytest_torchmem.interception.attribution import place_among
 from pytest_torchmem.interception.facts import is_installed
+from pytest_torchmem.printable import counted
+from pytest_torchmem.profile.facts import CodeLine
 
 _STANDARD_LIBRARY = os.path.dirname(os.__file__)
 """``sysconfig`` reads how Python was built to say so."""
@@ -38,8 +43,8 @@ _PUTS = ("add", "append", "appendleft", "extend", "insert", "put", "setdefault",
 """Methods by which something comes into a container."""
 _MOST_ITEMS = 50
 """Those of a container that are followed to functions."""
-_LONGEST = 70
-"""Characters of a line up to which it is told."""
+_AT_A_TIME = 2
+"""Lines of a function that come before those of the next."""
 _MOST_OBJECTS = 5000
 """Those that are followed from a test to the functions that it leads to."""
 _NOTHING = (ast.Constant, ast.List, ast.Dict, ast.Set, ast.Tuple)
@@ -106,61 +111,78 @@ def texts_of(code: Code) -> dict[str, str]:
     }
 
 
-def changed_lines(before: Mapping[str, str], now: Code, near: AbstractSet[str]) -> list[str]:
-    """Return in words where code differs from what a snapshot has, function by function: first
-    those that have a line ``near`` a growth, then others of their classes or files; last new ones.
-    What is one line is told with its text.
+def changed_lines(before: Mapping[str, str], now: Code, near: AbstractSet[str]) -> list[CodeLine]:
+    """Return the lines of code that a snapshot has otherwise, those most likely meant first.
+
+    First come lines ``near`` a growth, then others of their functions, classes and files, a few of
+    each function at a time, last new functions. What has another name, or is in another file, is
+    no news, and imports are none beside what they serve.
     """
     texts = texts_of(now)
+    renamed = _renamed(before, texts)
     gone = {text for name, text in before.items() if name not in now}
     places = {
         name: {f"{name.partition(': ')[0]}:{number}" for number in lines}
         for name, lines in now.items()
     }
     around = {_around(name) for name in now if not near.isdisjoint(places[name])}
+    found = list[tuple[tuple[int, ...], CodeLine]]()
+    for name in now if before else ():
+        was, far = before.get(name, ""), near.isdisjoint(places[name])
+        if was == texts[name] or (not was and texts[name] in gone):
+            continue
+        function = far, _around(name) not in around, name.endswith(": ")
+        for at, line in enumerate(_changes(name, was, now[name], renamed)):
+            is_near = f"{line.file}:{line.number}" in near
+            found.append(((not is_near, far and not was, at // _AT_A_TIME, *function), line))
+    lines = [line for _, line in sorted(found, key=itemgetter(0))]
+    return [line for line in lines if not _SAYS_LITTLE.match(line.text)] or lines
 
-    def order(name: str) -> tuple[bool, ...]:
-        far = near.isdisjoint(places[name])
-        return far and name not in before, far, _around(name) not in around, name.endswith(": ")
 
-    changed = [name for name in now if before and texts[name] != before.get(name)]
-    # What has another name, or is in another file, is no news.
-    changed = [name for name in changed if name in before or texts[name] not in gone]
-    return [
-        _change(name, before.get(name, ""), now[name], is_only=not changed[1:])
-        for name in sorted(changed, key=order)
-    ]
+def _renamed(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]:
+    """Return the former names of functions and classes that have another one and the same lines."""
+    gone = {text: name for name, text in before.items() if name not in now}
+    found = dict[str, str]()
+    for name, text in now.items():
+        if name not in before and text in gone:
+            parts = (one.rpartition(": ")[2].split(".")[::-1] for one in (name, gone[text]))
+            found |= zip(*parts, strict=False)
+    return {new: old for new, old in found.items() if new != old}
 
 
-def _change(name: str, was: str, lines: Mapping[int, str], *, is_only: bool) -> str:
-    """Return in words which lines of a function changed, and one line's text if no other did."""
-    file, _, function = name.partition(": ")
+def _changes(
+    name: str, was: str, lines: Mapping[int, str], renamed: Mapping[str, str]
+) -> Iterator[CodeLine]:
+    """Yield the lines of a function that changed, with the new names of others undone."""
+    file = name.partition(": ")[0]
     if file == name:
-        return f"{name} {lines[0]} ({f'was {was}' if was else 'new'})"
-    numbers, inside = [*lines], f" in {function}" if function else ""
+        yield CodeLine(file, 0, f"{lines[0]} ({f'was {was}' if was else 'new'})")
+        return
+    shown = {number: line[2:].strip() for number, line in lines.items()}
     if not was:
-        return f"{file}:{numbers[0]}{inside} (new)"
-    then, there = re.findall("..", was), [line[:2] for line in lines.values()]
+        said = [number for number, text in shown.items() if not _SAYS_LITTLE.match(text)]
+        named = (number for number in said if _NAME.search(shown[number]))
+        number = next(named, [*said, *shown][0])
+        yield CodeLine(file, number, f"{shown[number]}  # new")
+        return
+    then, numbers = re.findall("..", was), [*lines]
+    as_named = partial(_WORD.sub, lambda found: renamed.get(found[0], found[0]))
+    sides = ((_letters(as_named(line[2:])), line[:2]) for line in lines.values())
+    there = [undone if undone in then else own for undone, own in sides]
     changes = SequenceMatcher(None, then, there, autojunk=False).get_opcodes()
-    spans = [_span(numbers, *one[1:]) for one in changes if one[0] != "equal"]
-    is_line = is_only and len(spans) == 1 and spans[0].isdecimal()
-    text = lines[int(spans[0])][2:] if is_line else ""
-    shown = f": {text}" if 0 < len(text) <= _LONGEST else ""
-    return f"{file}:{', '.join(spans)}{inside}{shown}"
+    for kind, start, stop, first, last in changes:
+        for number in numbers[first:last] if kind != "equal" else ():
+            yield CodeLine(file, number, shown[number])
+        if kind == "delete":
+            after = first == len(numbers)
+            number = numbers[first - after]
+            text = f"  # {counted(stop - start, 'line')} gone {'after' if after else 'before'} it"
+            yield CodeLine(file, number, shown[number] + text)
 
 
 def _around(name: str) -> str:
     """Return the class or the file of a function."""
     return name.rpartition(".")[0]
-
-
-def _span(numbers: Sequence[int], start: int, stop: int, first: int, last: int) -> str:
-    """Return in words the lines that stand for others, or beside which others are gone."""
-    if first < last:
-        return "-".join(map(str, dict.fromkeys((numbers[first], numbers[last - 1]))))
-    lines = f"{stop - start} {'line' if stop - start == 1 else 'lines'} gone"
-    after = first == len(numbers)
-    return f"{numbers[first - after]} ({lines} {'after' if after else 'before'} it)"
 
 
 def _reached(functions: Iterable[Any]) -> tuple[dict[str, set[int]], set[str]]:
@@ -287,23 +309,35 @@ def _spans(text: str) -> dict[str, range]:
 
 @lru_cache(maxsize=256)
 def _lines_of(text: str) -> dict[int, str]:
-    """Return the lines of a text that are neither empty nor a comment, each after two letters."""
+    """Return the lines of a text that hold code, without comments, each after two letters."""
     strings = {
         number
         for node in ast.walk(_tree_of(text))
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
         for number in range(node.lineno, (node.end_lineno or node.lineno) + 1)
     }
-    # A class or a function of another name is no other one.
-    named = ((line, crc32(_NAME.sub("", line.rstrip()).encode())) for line in text.splitlines())
+    lines = dict(enumerate(text.splitlines(), 1))
+    with suppress(SyntaxError, TokenError):
+        for token in generate_tokens(StringIO(text).readline):
+            if token.type == COMMENT:
+                lines[token.start[0]] = token.line[: token.start[1]]
     return {
-        number: "".join(_LETTERS[code >> bits & 63] for bits in (6, 0)) + line.strip()
-        for number, (line, code) in enumerate(named, 1)
-        if line.strip() and not line.lstrip().startswith("#") and number not in strings
+        number: _letters(line) + line.rstrip()
+        for number, line in lines.items()
+        if line.strip() and number not in strings
     }
 
 
+def _letters(line: str) -> str:
+    """Return two letters for a line; a class or a function of another name is no other one."""
+    code = crc32(_NAME.sub("", line.rstrip()).encode())
+    return "".join(_LETTERS[code >> bits & 63] for bits in (6, 0))
+
+
 _NAME = re.compile(r"(?<=\bdef )\w+|(?<=\bclass )\w+")
+_WORD = re.compile(r"\w+")
+_SAYS_LITTLE = re.compile(r"(from|import)\b|\W*$")
+"""Begins lines of code that say little without others."""
 _LETTERS = f"{ascii_letters}{digits}+/"
 
 
