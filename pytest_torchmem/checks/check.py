@@ -188,8 +188,7 @@ class Judge:
         from pytest_torchmem.tracing.sources import changed_lines
 
         found = diagnose(before, now, moment, self.alive, self.profile)
-        test = self.check.request.test.module.name
-        seen = self.check.watched(self.profile, found, test)
+        seen = self.check.watched(self.profile, found)
         if seen is not None:
             found = diagnose(before, now, moment, self.alive, self.profile, seen)
         near = {line for _, line in found.places}.union(*found.leads.values())
@@ -255,7 +254,8 @@ class Judge:
         over = overruns(limits, self.profile.figures())
         first = next((one.limit for one in over if one.value is not None), None)
         if first is not None:
-            return [_over_budget(over, contents(self.profile, first.figure, first.nbytes))]
+            check, limit = self.check, (first.figure, first.nbytes)
+            return [_over_budget(over, contents(check.key, self.profile, *limit, check.watched))]
         if over:
             return [_over_budget(over)]
         measured = self.run.measurement if self.run is not None else None
@@ -386,11 +386,8 @@ class DeviceCheck:
         )
         return judge.judge(), profile
 
-    def watched(self, profile: MemoryProfile, found: Diagnosis, test: str = "") -> Watched | None:
-        """Trace the target again for details of the findings; errors of this trace are ignored.
-
-        The program begins with what is called in the file ``test``.
-        """
+    def watched(self, profile: MemoryProfile, found: Diagnosis) -> Watched | None:
+        """Trace the target again for details of the findings; errors of this trace are ignored."""
         rules = {cause.rule for cause in found.causes}
         came = found.difference.came
         held = sum(row.change for row in came if row.what.role in _HELD)
@@ -420,7 +417,7 @@ class DeviceCheck:
         reasons = {line: reason for line, reason in watch.attention.items() if reason}
         savers = {whats[index]: saver for index, saver in watch.savers.items()}
         callers = {
-            place: [_within_program(lines, test) for lines in leads]
+            place: [_within_program(lines, self.request.test.module.name) for lines in leads]
             for place, (_, leads) in watch.callers.items()
         }
         check = Attribution().user_line()
@@ -476,7 +473,8 @@ class DeviceCheck:
         try:
             profile = self.target.trace(self.key.device, on, self.world, memory="unlimited")
             room = gpu.memory - gpu.context
-            return contents(profile, PEAK if profile.peak > room else RESERVED, room)
+            figure = PEAK if profile.peak > room else RESERVED
+            return contents(self.key, profile, figure, room, self.watched)
         except Exception:  # that it does not fit is what counts
             return None
 

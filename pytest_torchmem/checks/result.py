@@ -5,7 +5,7 @@ A finding is data; reports make sentences of it. A result travels from a worker 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -14,16 +14,16 @@ from pytest_torchmem.checks.calibrations import CalibrationResult
 from pytest_torchmem.checks.gpu import Measurement, RealRun
 from pytest_torchmem.checks.request import Bound, Budget, Limit
 from pytest_torchmem.figures import ALLOCATOR_PEAKS, HOST, PEAK, RESERVED
-from pytest_torchmem.snapshots.alive import Alive, alive_of
-from pytest_torchmem.snapshots.compare import Change, Comparison
+from pytest_torchmem.snapshots.alive import alive_of
+from pytest_torchmem.snapshots.compare import Change, Comparison, entry_of
 from pytest_torchmem.snapshots.format import Entry, Key
 from pytest_torchmem.snapshots.tolerance import Level, for_path
 from pytest_torchmem.targets.gpus import find_gpu
 from pytest_torchmem.units import format_size
 
 if TYPE_CHECKING:
+    from pytest_torchmem.diagnosis.causes import Watched
     from pytest_torchmem.diagnosis.diagnose import Diagnosis, StepGrowth
-    from pytest_torchmem.diagnosis.difference import Row
     from pytest_torchmem.fake_cuda.memory import OutOfMemoryError
     from pytest_torchmem.profile.profile import MemoryProfile
     from pytest_torchmem.profile.timeline import Allocation
@@ -61,23 +61,38 @@ class PeakContents:
     nbytes: int
     excess: int
     """The bytes that would have to go."""
-    rows: Sequence[Row]
+    diagnosis: Diagnosis
+    """What is alive, as if all of it had come, and what leads to the largest that can go."""
+    holder: str
+    """What refers to that, "" if unknown."""
     less: Less | None = None
 
 
-def contents(profile: MemoryProfile, figure: str, most: int) -> PeakContents | None:
-    """Return what is alive at a figure's moment, ``None`` where unknown; ``most`` is the limit."""
+Watching = Callable[["MemoryProfile", "Diagnosis"], "Watched | None"]
+
+
+def contents(
+    key: Key, profile: MemoryProfile, figure: str, most: int, watched: Watching
+) -> PeakContents | None:
+    """Return what is alive at a figure's moment, ``None`` where unknown; ``most`` is the limit, and
+    ``watched`` traces again.
+    """
     figures, alive = profile.figures(), alive_of(profile)
     same = (one for one in alive.moments if figures[one] == figures[PEAK])
     moment = figure if figure in alive.moments else next(same, None)
     if moment is None:
         return None
-    from pytest_torchmem.diagnosis.difference import difference_between
+    from pytest_torchmem.diagnosis.diagnose import all_of
 
-    nothing = Alive((), {}, (moment,))
-    rows = difference_between(nothing, alive, moment, 0).rows
+    now = entry_of(key, profile, lambda: alive)
+    found, holder = all_of(now, alive, moment, profile), ""
+    if (seen := watched(profile, found)) is not None:
+        found = all_of(now, alive, moment, profile, seen)
+        row = found.leading_row
+        holder = seen.holders.get(row.what, "") if row is not None else ""
     nbytes = figures.get(figure, figures[PEAK])
-    return PeakContents(figure, nbytes, nbytes - most, rows, _less(profile, figure, nbytes - most))
+    less = _less(profile, figure, nbytes - most)
+    return PeakContents(figure, nbytes, nbytes - most, found, holder, less)
 
 
 def _less(profile: MemoryProfile, figure: str, excess: int) -> Less | None:

@@ -30,7 +30,7 @@ from pytest_torchmem.figures import HOST, PEAK, PHASE_PEAKS, RESERVED
 from pytest_torchmem.printable import listed
 from pytest_torchmem.profile.facts import CodeLine, Topic
 from pytest_torchmem.profile.module_paths import fold
-from pytest_torchmem.profile.timeline import Allocation, Origin, Phase, Timeline
+from pytest_torchmem.profile.timeline import Allocation, Origin, Phase, Role, Timeline
 from pytest_torchmem.snapshots.alive import Alive, What, alive_at, positions_of
 from pytest_torchmem.snapshots.format import Entry, Told
 
@@ -145,10 +145,28 @@ def diagnose(
         ran = Provenance(profile.timeline, *made, profile.module_lines, profile.host_timeline)
     last = _made_last(profile, moment) if profile is not None else None
     evidence = Evidence(before, now, found, whole, ran, watched or Watched(), names, last)
+    said = _diagnosed(evidence, find_causes(evidence), profile)
+    return replace(said, told=_told_since(before, now), was_peak=was)
+
+
+def all_of(
+    now: Entry, alive: Alive, moment: str, profile: MemoryProfile, watched: Watched | None = None
+) -> Diagnosis:
+    """Return what is ``alive`` at a moment, as if all of it had come; buffers of libraries last."""
+    found = difference_between(Alive((), {}, (moment,)), alive, moment, 0)
+    rows = tuple(sorted(found.rows, key=lambda row: row.what.role == Role.LIBRARY))
+    found = replace(found, rows=rows)
+    evidence = Evidence(now, now, found, alive, watched=watched or Watched())
+    return _diagnosed(evidence, (), profile)
+
+
+def _diagnosed(
+    evidence: Evidence, causes: tuple[Cause, ...], profile: MemoryProfile | None
+) -> Diagnosis:
+    """Return a diagnosis with what the run knows of its places."""
     inputs = [change for change in evidence.facts if change.topic == Topic.INPUTS]
-    causes = find_causes(evidence)
     said = Diagnosis(
-        found,
+        evidence.difference,
         causes,
         tuple((c.name, shown_geometries(c.before), shown_geometries(c.now)) for c in inputs),
         dict(profile.callers) if profile is not None else {},
@@ -158,13 +176,12 @@ def diagnose(
             for origin, name in reversed(profile.functions if profile is not None else ())
         },
         leads=_leads(evidence, causes[0] if causes else None),
-        told=_told_since(before, now),
-        was_peak=was,
     )
     row = said.leading_row
     if row is None or row.what.role not in OF_BACKWARD or not row.what.line:
         return said
-    return replace(said, written=ran.written(row.what.module, row.what.source, row.what.line))
+    written = evidence.ran.written(row.what.module, row.what.source, row.what.line)
+    return replace(said, written=written)
 
 
 def _leads(evidence: Evidence, cause: Cause | None) -> dict[tuple[str, str], tuple[str, ...]]:

@@ -22,7 +22,8 @@ from pytest_torchmem.checks.result import (
     PeakContents,
 )
 from pytest_torchmem.figures import MEASURED, PEAK, PHASE_PEAKS, label, phase_of, title
-from pytest_torchmem.printable import first_of, printable, printable_lines
+from pytest_torchmem.printable import first_of, listed, printable, printable_lines
+from pytest_torchmem.profile.timeline import Role
 from pytest_torchmem.reports import growth, layout
 from pytest_torchmem.reports.growth import Section
 from pytest_torchmem.snapshots.compare import Change, Comparison, Verdict, main_change
@@ -363,21 +364,36 @@ def _alive(contents: PeakContents) -> Section:
     """Return what is alive at a peak that is too high, and how much of it is too much."""
     head = f"Alive {growth.at(contents.figure)}: {format_size(contents.nbytes)}"
     head += f", of which {format_size(contents.excess)} has to go" if contents.excess > 0 else ""
-    rest = contents.nbytes - sum(row.change for row in contents.rows)
+    found = contents.diagnosis.difference.rows
+    rest = contents.nbytes - sum(row.change for row in found)
     why = "reserved by the allocator and in no tensor"
-    return Section(head, growth.rows_of(contents.rows), rest, why, are_changes=False)
+    rows = sorted(growth.rows_of(found), key=lambda row: Role.LIBRARY in row[1])
+    return Section(head, tuple(rows), rest, why, are_changes=False)
+
+
+_MOST_MODULES = 3
 
 
 def _less(contents: PeakContents) -> list[str]:
-    """Return what would lower a peak, as one sentence."""
-    less = contents.less
+    """Return where what is alive comes from, and what would lower the peak."""
+    where = layout.joined(growth.place(contents.diagnosis), contents.holder, separator=", kept by ")
+    parts, less = dict[str, int](), contents.less
+    for row in contents.diagnosis.difference.rows:
+        part = ".".join(row.what.module.split(".")[:2])
+        parts[part] = parts.get(part, 0) + row.change
+    most = sorted(parts.items(), key=lambda one: -one[1])
+    sizes = [f"{part} {format_size(nbytes)}" for part, nbytes in most if part]
+    by_part = f"By module: {listed(sizes, _MOST_MODULES)}" if sizes else ""
+    outside = f"outside of modules {format_size(parts[''])}" if by_part and "" in parts else ""
+    said = [f"Largest: {where}" if where else "", layout.joined(by_part, outside, separator="; ")]
+    found = ["\n".join(map(layout.wrapped, filter(None, said)))] if any(said) else []
     if less is None:
-        return []
+        return found
     percent = format_percent(less.flops, less.of).lstrip("+") if less.of else ""
     cost = f" for {percent} more FLOPs" if less.flops > 0 and percent else ""
     enough = "which is enough" if less.saved >= contents.excess else "which alone is not enough"
     what = f"What would help: {less.change.partition(': ')[0]}. It saves {format_size(less.saved)}"
-    return [layout.wrapped(f"{what}{cost}, {enough}; torchmem advise tries more changes")]
+    return [*found, layout.wrapped(f"{what}{cost}, {enough}; torchmem advise tries more changes")]
 
 
 def _nothing_allocated(found: Finding, result: CheckResult) -> Told:
