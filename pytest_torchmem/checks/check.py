@@ -6,10 +6,11 @@ A profile is judged by its snapshot, its budget and a real GPU. What is found is
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -179,6 +180,10 @@ class Judge:
         why = self._diagnose(before, now, comparison)
         return SnapshotResult(file, now, comparison, before, why)
 
+    @property
+    def watched(self) -> Callable[[MemoryProfile, Diagnosis], Watched | None]:
+        return partial(self.check.watched, test=self.check.request.test.module.name)
+
     def _diagnose(self, before: Entry, now: Entry, comparison: Comparison) -> Diagnosis | None:
         """Return what grew and why, ``None`` where nothing did."""
         moment = comparison.grown_moment
@@ -188,11 +193,14 @@ class Judge:
         from pytest_torchmem.tracing.sources import changed_lines
 
         found = diagnose(before, now, moment, self.alive, self.profile)
-        seen = self.check.watched(self.profile, found)
+        seen = self.watched(self.profile, found)
         if seen is not None:
             found = diagnose(before, now, moment, self.alive, self.profile, seen)
-        near = {line for _, line in found.places}.union(*found.leads.values())
-        changed = changed_lines(before.facts.get(Topic.CODE, {}), self.code, near)
+        paths = seen.callers.get(found.place, ()) if seen is not None else ()
+        near = [found.place[1], *chain(*paths), *(line for _, line in found.places)]
+        near = [*dict.fromkeys((*near, *chain(*found.leads.values())))]
+        code = before.facts.get(Topic.CODE, {})
+        changed = changed_lines(code, self.code, near, found.renamed)
         return replace(found, changed=tuple(changed))
 
     def _against_snapshot(self, snapshot: SnapshotResult) -> list[Finding]:
@@ -254,8 +262,8 @@ class Judge:
         over = overruns(limits, self.profile.figures())
         first = next((one.limit for one in over if one.value is not None), None)
         if first is not None:
-            check, limit = self.check, (first.figure, first.nbytes)
-            return [_over_budget(over, contents(check.key, self.profile, *limit, check.watched))]
+            key, limit = self.check.key, (first.figure, first.nbytes)
+            return [_over_budget(over, contents(key, self.profile, *limit, self.watched))]
         if over:
             return [_over_budget(over)]
         measured = self.run.measurement if self.run is not None else None
@@ -386,8 +394,11 @@ class DeviceCheck:
         )
         return judge.judge(), profile
 
-    def watched(self, profile: MemoryProfile, found: Diagnosis) -> Watched | None:
-        """Trace the target again for details of the findings; errors of this trace are ignored."""
+    def watched(self, profile: MemoryProfile, found: Diagnosis, test: str = "") -> Watched | None:
+        """Trace the target again for details of the findings; errors of this trace are ignored.
+
+        The program begins with what is called in the file ``test``.
+        """
         rules = {cause.rule for cause in found.causes}
         came = found.difference.came
         held = sum(row.change for row in came if row.what.role in _HELD)
@@ -417,7 +428,7 @@ class DeviceCheck:
         reasons = {line: reason for line, reason in watch.attention.items() if reason}
         savers = {whats[index]: saver for index, saver in watch.savers.items()}
         callers = {
-            place: [_within_program(lines, self.request.test.module.name) for lines in leads]
+            place: [_within_program(lines, test) for lines in leads]
             for place, (_, leads) in watch.callers.items()
         }
         check = Attribution().user_line()

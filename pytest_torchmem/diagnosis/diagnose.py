@@ -65,6 +65,8 @@ class Diagnosis:
     """What runs said of this very growth, the largest part first: they knew more than snapshots."""
     changed: tuple[CodeLine, ...] = ()
     """Lines of the program that are others than in the snapshot, those most likely meant first."""
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    """Attributes that are modules, and what their names were."""
     was_peak: str = ""
     """The phase's peak that the overall peak was in the snapshot, if it is another one now."""
 
@@ -176,6 +178,9 @@ def _diagnosed(
             for origin, name in reversed(profile.functions if profile is not None else ())
         },
         leads=_leads(evidence, causes[0] if causes else None),
+        renamed={
+            name.rpartition(".")[2]: was.rpartition(".")[2] for name, was in evidence.names.items()
+        },
     )
     row = said.leading_row
     if row is None or row.what.role not in OF_BACKWARD or not row.what.line:

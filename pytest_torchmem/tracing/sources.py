@@ -13,8 +13,7 @@ import linecache
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from collections.abc import Set as AbstractSet
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from difflib import SequenceMatcher
 from functools import cached_property, lru_cache, partial
@@ -23,6 +22,7 @@ from importlib.util import resolve_name
 from inspect import getattr_static
 from io import StringIO
 from itertools import islice
+from keyword import iskeyword
 from operator import itemgetter
 from string import ascii_letters, digits
 from tokenize import COMMENT, TokenError, generate_tokens
@@ -111,32 +111,36 @@ def texts_of(code: Code) -> dict[str, str]:
     }
 
 
-def changed_lines(before: Mapping[str, str], now: Code, near: AbstractSet[str]) -> list[CodeLine]:
+def changed_lines(
+    before: Mapping[str, str], now: Code, near: Sequence[str], names: Mapping[str, str]
+) -> list[CodeLine]:
     """Return the lines of code that a snapshot has otherwise, those most likely meant first.
 
-    First come lines ``near`` a growth, then others of their functions, classes and files, a few of
-    each function at a time, last new functions. What has another name, or is in another file, is
-    no news, and imports are none beside what they serve.
+    First come functions with lines ``near`` a growth, in their order, then others of their classes
+    and files, a few lines of each at a time; new functions elsewhere and lines with other names of
+    variables alone are last. Modules, functions and classes of another name, ``names`` of modules
+    with what they were, or in another file are no news; nor are imports beside what they serve.
     """
-    texts = texts_of(now)
-    renamed = _renamed(before, texts)
-    gone = {text for name, text in before.items() if name not in now}
-    places = {
-        name: {f"{name.partition(': ')[0]}:{number}" for number in lines}
-        for name, lines in now.items()
-    }
-    around = {_around(name) for name in now if not near.isdisjoint(places[name])}
+    texts, at_near = texts_of(now), {line: at for at, line in enumerate(near)}
+    named = {**names, **_renamed(before, texts)}
+    gone = {text: name for name, text in before.items() if name not in now}
+    levels = dict[str, int]()
+    for name, lines in now.items():
+        places = (f"{name.partition(': ')[0]}:{number}" for number in lines)
+        levels[name] = min((at_near[one] for one in places if one in at_near), default=len(near))
+    around = {_around(name) for name, level in levels.items() if level < len(near)}
     found = list[tuple[tuple[int, ...], CodeLine]]()
-    for name in now if before else ():
-        was, far = before.get(name, ""), near.isdisjoint(places[name])
+    for name, level in levels.items() if before else ():
+        was, is_far = before.get(name, ""), level == len(near)
         if was == texts[name] or (not was and texts[name] in gone):
             continue
-        function = far, _around(name) not in around, name.endswith(": ")
-        for at, line in enumerate(_changes(name, was, now[name], renamed)):
-            is_near = f"{line.file}:{line.number}" in near
-            found.append(((not is_near, far and not was, at // _AT_A_TIME, *function), line))
-    lines = [line for _, line in sorted(found, key=itemgetter(0))]
-    return [line for line in lines if not _SAYS_LITTLE.match(line.text)] or lines
+        function = level, _around(name) not in around, name.endswith(": ")
+        changes = _changes(name, was, now[name], named)
+        changes.sort(key=lambda one: at_near.get(one[1].place, len(near)))
+        for at, (is_same, line) in enumerate(changes):
+            found.append(((is_same, is_far and not was, at // _AT_A_TIME, *function), line))
+    ordered = [line for _, line in sorted(found, key=itemgetter(0))]
+    return [line for line in ordered if not _SAYS_LITTLE.search(line.text)] or ordered
 
 
 def _renamed(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]:
@@ -151,33 +155,42 @@ def _renamed(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str
 
 
 def _changes(
-    name: str, was: str, lines: Mapping[int, str], renamed: Mapping[str, str]
-) -> Iterator[CodeLine]:
-    """Yield the lines of a function that changed, with the new names of others undone."""
+    name: str, was: str, lines: Mapping[int, str], names: Mapping[str, str]
+) -> list[tuple[bool, CodeLine]]:
+    """Return the lines of a function that changed, with new names of others undone, and whether
+    names of variables alone did.
+    """
     file = name.partition(": ")[0]
     if file == name:
-        yield CodeLine(file, 0, f"{lines[0]} ({f'was {was}' if was else 'new'})")
-        return
+        return [(False, CodeLine(file, 0, f"{lines[0]} ({f'was {was}' if was else 'new'})"))]
     shown = {number: line[2:].strip() for number, line in lines.items()}
     if not was:
-        said = [number for number, text in shown.items() if not _SAYS_LITTLE.match(text)]
+        said = [number for number, text in shown.items() if not _SAYS_LITTLE.search(text)]
         named = (number for number in said if _NAME.search(shown[number]))
         number = next(named, [*said, *shown][0])
-        yield CodeLine(file, number, f"{shown[number]}  # new")
-        return
+        return [(False, CodeLine(file, number, f"{shown[number]}  # new"))]
     then, numbers = re.findall("..", was), [*lines]
-    as_named = partial(_WORD.sub, lambda found: renamed.get(found[0], found[0]))
+    as_named = partial(_WORD.sub, lambda found: names.get(found[0], found[0]))
     sides = ((_letters(as_named(line[2:])), line[:2]) for line in lines.values())
     there = [undone if undone in then else own for undone, own in sides]
-    changes = SequenceMatcher(None, then, there, autojunk=False).get_opcodes()
-    for kind, start, stop, first, last in changes:
-        for number in numbers[first:last] if kind != "equal" else ():
-            yield CodeLine(file, number, shown[number])
-        if kind == "delete":
+    matched = SequenceMatcher(None, then, there, autojunk=False).get_opcodes()
+    changes = [one for one in matched if one[0] != "equal"]
+    came = {letters for *_, first, last in changes for letters in there[first:last]}
+    moved, found = dict[str, str](), list[tuple[bool, CodeLine]]()
+    for _, start, stop, first, _ in changes:
+        stood = f"after: {shown[numbers[first - 1]]}" if first else "first"
+        moved |= dict.fromkeys(then[start:stop], f"  # stood {stood}")
+    for _, start, stop, first, last in changes:
+        alike = {letters[0] for letters in then[start:stop]}
+        for at in range(first, last):
+            text = shown[numbers[at]] + moved.get(there[at], "")
+            found.append((there[at][0] in alike, CodeLine(file, numbers[at], text)))
+        if first == last and not came.issuperset(then[start:stop]):
             after = first == len(numbers)
             number = numbers[first - after]
             text = f"  # {counted(stop - start, 'line')} gone {'after' if after else 'before'} it"
-            yield CodeLine(file, number, shown[number] + text)
+            found.append((False, CodeLine(file, number, shown[number] + text)))
+    return found
 
 
 def _around(name: str) -> str:
@@ -329,15 +342,20 @@ def _lines_of(text: str) -> dict[int, str]:
 
 
 def _letters(line: str) -> str:
-    """Return two letters for a line; a class or a function of another name is no other one."""
-    code = crc32(_NAME.sub("", line.rstrip()).encode())
-    return "".join(_LETTERS[code >> bits & 63] for bits in (6, 0))
+    """Return two letters for a line: one for it without names of variables, one for all of it. A
+    function of another name is no other one.
+    """
+    code = _NAME.sub("", line.rstrip())
+    plain = _VARIABLE.sub(lambda found: found[0] if iskeyword(found[0]) else "_", code)
+    return "".join(_LETTERS[crc32(text.encode()) & 63] for text in (plain, code))
 
 
-_NAME = re.compile(r"(?<=\bdef )\w+|(?<=\bclass )\w+")
+_NAME = re.compile(r"(?<=\bdef )\w+")
 _WORD = re.compile(r"\w+")
-_SAYS_LITTLE = re.compile(r"(from|import)\b|\W*$")
-"""Begins lines of code that say little without others."""
+_VARIABLE = re.compile(r"(?<![\w.])[a-z_]\w*(?![\w(])(?!=\w)")
+"""Neither an attribute nor called nor a keyword, as most programs are formatted."""
+_SAYS_LITTLE = re.compile(r"^(from|import)\b|^\W*$|\(new\)$")
+"""Lines of code, and new libraries, that say little beside others."""
 _LETTERS = f"{ascii_letters}{digits}+/"
 
 

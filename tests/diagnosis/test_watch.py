@@ -297,9 +297,9 @@ def test_code_that_changed(tmp_path, monkeypatch, was, now, found):
         exec(compile(text, module.__file__, "exec"), vars(module))
         sides.append(code_of([module.run]))
     before = texts_of(sides[0])
-    older = changed_lines({**before, "hypothesis": "6.0"}, sides[0], set())
+    older = changed_lines({**before, "hypothesis": "6.0"}, sides[0], [], {})
     assert [str(one) for one in older] == [f"hypothesis {before['hypothesis']} (was 6.0)"]
-    changed = [str(one) for one in changed_lines(before, sides[1], set())]
+    changed = [str(one) for one in changed_lines(before, sides[1], [], {})]
     assert [one.partition(".py:")[2] for one in changed] == found
 
 

@@ -18,6 +18,7 @@ from pytest_torchmem.diagnosis.causes import (
     total,
 )
 from pytest_torchmem.diagnosis.difference import Row
+from pytest_torchmem.diagnosis.provenance import STANDING
 from pytest_torchmem.figures import END, HOST, PEAK
 from pytest_torchmem.profile.facts import Calls, Topic
 from pytest_torchmem.profile.module_paths import have_common
@@ -176,9 +177,13 @@ def new_gradient(evidence: Evidence) -> Cause | None:
     rows += [row for row in evidence.came(Role.GRADIENT_TEMPORARY) if row.what.shape == shape]
     made = evidence.ran.written(first.what.module, first.what.source, first.what.line)
     operator = made.operator if made is not None else first.what.source
+    then, now = (of(Topic.OPERATORS).get(operator) for of in (evidence.then, evidence.present))
+    read = evidence.ran.read(evidence.first(first))
     why = f"what {operator} is given had none"
     if made is not None and first.what.source == _RETAINED:
         why = f"retain_grad keeps that of what {operator} made"
+    elif then and now and then[:3] == now[:3] and not any(one.kind in STANDING for one in read):
+        return None  # without a parameter it was recorded for what it is given, which is larger
     return cause("new gradient", rows, first, tensor=first.what.tensor, why=why)
 
 

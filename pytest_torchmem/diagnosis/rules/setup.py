@@ -27,6 +27,7 @@ from pytest_torchmem.diagnosis.causes import (
 from pytest_torchmem.diagnosis.difference import Row
 from pytest_torchmem.diagnosis.rules.layers import new_modules, set_otherwise
 from pytest_torchmem.diagnosis.rules.lifetimes import left_at_end
+from pytest_torchmem.diagnosis.rules.types import double_precision
 from pytest_torchmem.figures import RESERVED
 from pytest_torchmem.profile.facts import (
     AUTOCAST,
@@ -619,6 +620,8 @@ def no_longer_in_place(evidence: Evidence) -> Cause | None:
         plain = change.name.removesuffix("_")
         rows = [row for row in evidence.came() if row.what.source.partition(".")[0] == plain]
         if calls > left and rows and not _is_written_anew(evidence, shown_by(rows)):
+            if double_precision(evidence):  # which cannot be written to what is narrower
+                return None
             lost = str(calls - left)
             return cause("in place", rows, operator=plain, lost=lost, calls=str(calls))
     return None
