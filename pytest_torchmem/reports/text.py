@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from linecache import getline
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchmem.checks.request import word_of
@@ -374,19 +376,29 @@ def _alive(contents: PeakContents) -> Section:
 _MOST_MODULES = 3
 
 
+def _source(place: str) -> str:
+    """Return a line of the program with its text, "" where there is none."""
+    file, _, number = place.rpartition(":")
+    text = getline(os.path.abspath(file), int(number)) if number.isdecimal() else ""
+    return f"{place}: {text.strip()}" if text.strip() else ""
+
+
 def _less(contents: PeakContents) -> list[str]:
     """Return where what is alive comes from, and what would lower the peak."""
-    where = layout.joined(growth.place(contents.diagnosis), contents.holder, separator=", kept by ")
-    parts, less = dict[str, int](), contents.less
-    for row in contents.diagnosis.difference.rows:
+    diagnosis, parts, less = contents.diagnosis, dict[str, int](), contents.less
+    where = layout.joined(growth.place(diagnosis), contents.holder, separator=", kept by ")
+    lines = dict.fromkeys((diagnosis.place[1], *diagnosis.leads.get(diagnosis.place, ())))
+    for row in diagnosis.difference.rows:
         part = ".".join(row.what.module.split(".")[:2])
         parts[part] = parts.get(part, 0) + row.change
     most = sorted(parts.items(), key=lambda one: -one[1])
     sizes = [f"{part} {format_size(nbytes)}" for part, nbytes in most if part]
     by_part = f"By module: {listed(sizes, _MOST_MODULES)}" if sizes else ""
     outside = f"outside of modules {format_size(parts[''])}" if by_part and "" in parts else ""
-    said = [f"Largest: {where}" if where else "", layout.joined(by_part, outside, separator="; ")]
-    found = ["\n".join(map(layout.wrapped, filter(None, said)))] if any(said) else []
+    said = [layout.wrapped(f"Largest: {where}")] if where else []
+    said += [layout.wrapped(one, "      ", start="  ") for one in map(_source, lines) if one]
+    by_part = layout.joined(by_part, outside, separator="; ")
+    found = ["\n".join([*said, layout.wrapped(by_part)])]
     if less is None:
         return found
     percent = format_percent(less.flops, less.of).lstrip("+") if less.of else ""
