@@ -444,6 +444,7 @@ def _filled_by(node: Any) -> list[Any]:
         return [node.target, getattr(node.target, "value", None)]
     if not isinstance(node, ast.Assign):
         return []
-    items = [one.value for one in node.targets if isinstance(one, ast.Subscript)]
-    is_emptied = isinstance(node.value, _NOTHING)
-    return items if is_emptied else [*items, *node.targets]
+    targets = [one for each in node.targets for one in getattr(each, "elts", [each])]
+    items = [one.value for one in targets if isinstance(one, ast.Subscript)]
+    is_emptied = isinstance(node.value, _NOTHING[:-1] if targets[1:] else _NOTHING)
+    return items if is_emptied else [*items, *targets]

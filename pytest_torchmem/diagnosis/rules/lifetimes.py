@@ -263,6 +263,8 @@ def held_by_program(evidence: Evidence) -> Cause | None:
         rows = [row for row in rows if is_kept(evidence, row) and not _replaces(evidence, row)]
     is_of_model = any(row.what.module for row in rows)
     what = "what it made in the forward" if is_of_model else "what it made"
+    if rows and evidence.new_operators.issuperset(row.what.source for row in rows):
+        what = f"what {rows[0].what.source} makes, which is new"
     what += _counted(evidence, rows)
     if not rows:
         named = evidence.watched.holders
