@@ -14,6 +14,7 @@ from pytest_torchmem.checks.calibrations import CalibrationResult
 from pytest_torchmem.checks.gpu import Measurement, RealRun
 from pytest_torchmem.checks.request import Bound, Budget, Limit
 from pytest_torchmem.figures import ALLOCATOR_PEAKS, HOST, PEAK, RESERVED
+from pytest_torchmem.profile.timeline import Role
 from pytest_torchmem.snapshots.alive import alive_of
 from pytest_torchmem.snapshots.compare import Change, Comparison, entry_of
 from pytest_torchmem.snapshots.format import Entry, Key
@@ -89,7 +90,9 @@ def contents(
     if (seen := watched(profile, found)) is not None:
         found = all_of(now, alive, moment, profile, seen)
         row = found.leading_row
-        holder = seen.holders.get(row.what, "") if row is not None else ""
+        of_model = (Role.PARAMETER, Role.BUFFER, Role.GRADIENT)  # of which that is no news
+        if row is not None and row.what.role not in of_model:
+            holder = seen.holders.get(row.what, "")
     nbytes = figures.get(figure, figures[PEAK])
     less = _less(profile, figure, nbytes - most)
     return PeakContents(figure, nbytes, nbytes - most, found, holder, less)

@@ -34,9 +34,6 @@ def workspaces(profile: MemoryProfile) -> list[Allocation]:
     return [one for one in profile.timeline.allocations if one.kind is Kind.WORKSPACE]
 
 
-# -- cuBLAS ----------------------------------------------------------------------------------------
-
-
 def kept(profile: MemoryProfile) -> list[int]:
     return [one.nbytes for one in workspaces(profile) if one.label]
 
@@ -96,9 +93,6 @@ def test_nothing_of_it_on_the_cpu() -> None:
     profile = trace(nn.Sequential(nn.Linear(8, 8), nn.LogSoftmax(-1)), torch.ones(2, 8))
     assert not kept(profile)
     assert not profile.unknown_workspaces
-
-
-# -- where they are booked -------------------------------------------------------------------------
 
 
 def test_what_is_known_of_convolutions() -> None:
@@ -164,9 +158,6 @@ def test_of_recurrent_layers_the_copies_step_by_step_are_known() -> None:
     assert copies(by_step) == [2 * state, 2 * state, gradient]  # twice the batch
 
 
-# -- in the order of their kernels -----------------------------------------------------------------
-
-
 @pytest.mark.skipif(TORCH_VERSION[:2] != (2, 13), reason="recorded with torch 2.13")
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_requests_are_those_of_torchs_own_cuda_code(name: str, chance: random.Random) -> None:
@@ -183,9 +174,6 @@ def test_requests_are_those_of_torchs_own_cuda_code(name: str, chance: random.Ra
         assert all(abs(real) < abs(traced) in bounds for traced, real in apart), apart
 
 
-# -- unknown ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("run", "operator"),
     [
@@ -198,9 +186,6 @@ def test_what_only_a_library_tells_is_unknown(run: Callable[[], Any], operator: 
     profile = trace(run, device="cuda", gpu="a100")
     assert profile.unknown_workspaces == (operator,)
     assert f"{operator} is unknown" in profile.warnings[0]
-
-
-# -- the same everywhere ---------------------------------------------------------------------------
 
 
 def test_bytes_do_not_depend_on_the_machine_that_traces() -> None:
@@ -285,9 +270,6 @@ def found(operator: str, outputs: Any, *args: Any, gpu: Gpu = A100, **kwargs: An
     return workspace_of(operator, gpu, outputs, *args, **kwargs)
 
 
-# -- attention -------------------------------------------------------------------------------------
-
-
 def bytes_of(workspace: Workspace) -> tuple[int, ...]:
     """Return the requests of a workspace beside the outputs."""
     return tuple(one for one in workspace.requests if isinstance(one, int) and one)
@@ -308,9 +290,6 @@ def test_volta_sums_the_rows_of_large_heads_before() -> None:
     assert bytes_of(large)[:3] == (3 * sums * 256, sums, sums)
 
 
-# -- products --------------------------------------------------------------------------------------
-
-
 def test_products_of_groups_and_scaled_ones() -> None:
     """GroupedBlas.cpp, ``_grouped_mm_cuda``."""
     x, weights = meta(64, 32, dtype=BFLOAT), meta(4, 32, 16, dtype=BFLOAT)
@@ -323,8 +302,6 @@ def test_products_of_groups_and_scaled_ones() -> None:
     assert (tensor.confidence, rows.confidence) == (EXACT, UNKNOWN)
     assert tensor.kept == rows.kept == (blas_buffer(H100),)
 
-
-# -- what holds for all ----------------------------------------------------------------------------
 
 shapes = st.lists(st.sampled_from([1, 2, 3, 8, 33, 128, 1000, 4096]), min_size=1, max_size=4)
 names, dtypes = st.sampled_from(gpu_names()), st.sampled_from([FLOAT, BFLOAT, torch.float64])
