@@ -557,7 +557,8 @@ def _with_class(evidence: Evidence, found: Cause) -> Cause:
 def _with_keeper(evidence: Evidence, found: Cause) -> Cause:
     """Return a cause with what refers to most of its rows, where that is news."""
     held = [row for row in found.rows if row.what.role != Role.SAVED and is_kept(evidence, row)]
-    holder = holder_of(evidence, held)
+    first = [row for row in held if row is found.row]
+    holder = holder_of(evidence, first) or holder_of(evidence, held)
     is_said = holder in found.text or any(one in holder for one in _KEEP_AS_USUAL)
     if is_said or total(held) < _MAIN * found.nbytes:
         return found

@@ -13,7 +13,7 @@ import linecache
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from difflib import SequenceMatcher
 from functools import cached_property, lru_cache, partial
@@ -24,6 +24,7 @@ from io import StringIO
 from itertools import islice
 from keyword import iskeyword
 from operator import itemgetter
+from pathlib import PurePath
 from string import ascii_letters, digits
 from tokenize import COMMENT, TokenError, generate_tokens
 from types import CodeType, FunctionType, MethodType, ModuleType
@@ -41,6 +42,10 @@ _STANDARD_LIBRARY = os.path.dirname(os.__file__)
 """``sysconfig`` reads how Python was built to say so."""
 _PUTS = ("add", "append", "appendleft", "extend", "insert", "put", "setdefault", "update")
 """Methods by which something comes into a container."""
+_CONFIGURATIONS = (".json", ".yaml", ".yml", ".toml", ".ini", ".cfg")
+"""Names of files that are code like any other where a function or a constant names them."""
+_MOST_BYTES = 50_000
+"""Of such a file; what is larger is data."""
 _MOST_ITEMS = 50
 """Those of a container that are followed to functions."""
 _AT_A_TIME = 2
@@ -86,7 +91,7 @@ def code_of(functions: Iterable[Any]) -> Code:
     versions of the libraries that these name.
 
     A function leads to what its names are, where they are looked up: functions, the methods of
-    classes, and of modules what is named beside them.
+    classes, of modules what is named beside them, and files with a configuration.
     """
     files, libraries = _reached(functions)
     found = {name: {0: _version_of(name)} for name in sorted(libraries)}
@@ -123,6 +128,7 @@ def changed_lines(
     """
     texts, at_near = texts_of(now), {line: at for at, line in enumerate(near)}
     named = {**names, **_renamed(before, texts)}
+    former = re.compile(rf"['\"](.*\b)?({'|'.join(map(re.escape, names.values()))})\b")
     gone = {text: name for name, text in before.items() if name not in now}
     levels = dict[str, int]()
     for name, lines in now.items():
@@ -132,15 +138,29 @@ def changed_lines(
     found = list[tuple[tuple[int, ...], CodeLine]]()
     for name, level in levels.items() if before else ():
         was, is_far = before.get(name, ""), level == len(near)
-        if was == texts[name] or (not was and texts[name] in gone):
-            continue
         function = level, _around(name) not in around, name.endswith(": ")
-        changes = _changes(name, was, now[name], named)
-        changes.sort(key=lambda one: at_near.get(one[1].place, len(near)))
+        changes = list[tuple[bool, CodeLine]]()
+        if was != texts[name] and (was or texts[name] not in gone):
+            changes = _changes(name, was, now[name], named)
+        if names and 0 not in now[name]:
+            changes += _with_former_names(name, now[name], former)
+        changes.sort(key=lambda one: (at_near.get(one[1].place, len(near)), _STOOD in one[1].text))
         for at, (is_same, line) in enumerate(changes):
             found.append(((is_same, is_far and not was, at // _AT_A_TIME, *function), line))
     ordered = [line for _, line in sorted(found, key=itemgetter(0))]
+    if names and not ordered:
+        return changed_lines(before, now, near, {})
     return [line for line in ordered if not _SAYS_LITTLE.search(line.text)] or ordered
+
+
+def _with_former_names(
+    name: str, lines: Mapping[int, str], former: re.Pattern[str]
+) -> Iterator[tuple[bool, CodeLine]]:
+    """Yield the lines in whose texts modules still have the names that they had."""
+    for number, line in lines.items():
+        if found := former.search(line[2:]):
+            text = f"{line[2:].strip()}  # nothing is called {found[2]} now"
+            yield False, CodeLine(name.partition(": ")[0], number, text)
 
 
 def _renamed(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]:
@@ -166,9 +186,9 @@ def _changes(
     shown = {number: line[2:].strip() for number, line in lines.items()}
     if not was:
         said = [number for number, text in shown.items() if not _SAYS_LITTLE.search(text)]
-        named = (number for number in said if _NAME.search(shown[number]))
-        number = next(named, [*said, *shown][0])
-        return [(False, CodeLine(file, number, f"{shown[number]}  # new"))]
+        at = next((at for at in said if _NAME.search(shown[at])), [*said, *shown][0])
+        head = (text for number, text in shown.items() if text[:1] == "@" and number < at)
+        return [(False, CodeLine(file, at, f"{' '.join((*head, shown[at]))}  # new"))]
     then, numbers = re.findall("..", was), [*lines]
     as_named = partial(_WORD.sub, lambda found: names.get(found[0], found[0]))
     sides = ((_letters(as_named(line[2:])), line[:2]) for line in lines.values())
@@ -176,14 +196,17 @@ def _changes(
     matched = SequenceMatcher(None, then, there, autojunk=False).get_opcodes()
     changes = [one for one in matched if one[0] != "equal"]
     came = {letters for *_, first, last in changes for letters in there[first:last]}
-    moved, found = dict[str, str](), list[tuple[bool, CodeLine]]()
-    for _, start, stop, first, _ in changes:
-        stood = f"after: {shown[numbers[first - 1]]}" if first else "first"
-        moved |= dict.fromkeys(then[start:stop], f"  # stood {stood}")
+    stood = {letters: first for _, start, stop, first, _ in changes for letters in then[start:stop]}
+    found = list[tuple[bool, CodeLine]]()
     for _, start, stop, first, last in changes:
         alike = {letters[0] for letters in then[start:stop]}
         for at in range(first, last):
-            text = shown[numbers[at]] + moved.get(there[at], "")
+            text, was_at = shown[numbers[at]], stood.get(there[at])
+            if was_at is not None:  # it passed a line
+                over = shown[numbers[at - 1 if was_at < at else was_at - 1]]
+                text += f"{_STOOD}{'before' if was_at < at else 'after'}: {over}"
+            else:
+                text += _of_block(lines[numbers[at]][2:], then[start:stop])
             found.append((there[at][0] in alike, CodeLine(file, numbers[at], text)))
         if first == last and not came.issuperset(then[start:stop]):
             after = first == len(numbers)
@@ -191,6 +214,13 @@ def _changes(
             text = f"  # {counted(stop - start, 'line')} gone {'after' if after else 'before'} it"
             found.append((False, CodeLine(file, number, shown[number] + text)))
     return found
+
+
+def _of_block(line: str, then: Collection[str]) -> str:
+    """Return in words that a line came into a block, or out of one, "" where it did not."""
+    if _letters(f"    {line}") in then:
+        return "  # no longer in a block"
+    return "  # newly in a block" if line[:4].isspace() and _letters(line[4:]) in then else ""
 
 
 def _around(name: str) -> str:
@@ -203,13 +233,14 @@ def _reached(functions: Iterable[Any]) -> tuple[dict[str, set[int]], set[str]]:
     them, and the libraries that these name.
     """
     left, seen, files, libraries = [*functions], set[int](), dict[str, set[int]](), set[str]()
+    data = set[str]()
     for one in left:  # which grows meanwhile, and keeps alive what was seen
         if id(one) in seen or len(seen) > _MOST_OBJECTS:
             continue
         seen.add(id(one))
         kind = type(one)  # what an object says of itself may run the program
         if kind is FunctionType:
-            left.append(getattr(one, "__wrapped__", None))
+            left += (getattr(one, "__wrapped__", None), *(one.__defaults__ or ()))
             for cell in one.__closure__ or ():
                 with suppress(ValueError):  # it is empty
                     left.append(cell.cell_contents)
@@ -232,10 +263,17 @@ def _reached(functions: Iterable[Any]) -> tuple[dict[str, set[int]], set[str]]:
             left.append(one.func)
         elif kind in (dict, list, tuple):
             left += islice(one.values() if kind is dict else one, _MOST_ITEMS)
+        elif kind is str or issubclass(kind, PurePath):
+            data |= {str(one)} if str(one).endswith(_CONFIGURATIONS) else set()
         elif issubclass(kind, nn.Module):
             left += {type(each) for each in nn.Module.modules(one)}
         else:
             left += (kind, getattr_static(one, "__wrapped__", None))
+    folders = dict.fromkeys(("", *map(os.path.dirname, files)))
+    for name in data:
+        found = filter(os.path.isfile, (os.path.abspath(os.path.join(f, name)) for f in folders))
+        if (file := next(found, None)) and os.path.getsize(file) < _MOST_BYTES and _is_own(file):
+            files.setdefault(file, set())
     return files, libraries - {""}
 
 
@@ -249,6 +287,7 @@ def _named_in(function: FunctionType) -> list[Any]:
     texts = [each for one in codes for each in one.co_consts if type(each) is str]  # of getattr
     names = sorted({*texts, *(name for one in codes for name in (*one.co_names, *one.co_varnames))})
     found = [scope[name] for name in names if name in scope]
+    found += (text for text in texts if text.endswith(_CONFIGURATIONS))
     found += [sys.modules[name] for name in names if name in sys.modules]  # that it imports
     for module, imported in _imports_of(_text_of(codes[0].co_filename)):
         if not imported.isdisjoint(names):
@@ -346,14 +385,16 @@ def _letters(line: str) -> str:
     function of another name is no other one.
     """
     code = _NAME.sub("", line.rstrip())
-    plain = _VARIABLE.sub(lambda found: found[0] if iskeyword(found[0]) else "_", code)
+    plain = _VARIABLE.sub(lambda found: found[0] if found[1] or iskeyword(found[0]) else "_", code)
     return "".join(_LETTERS[crc32(text.encode()) & 63] for text in (plain, code))
 
 
 _NAME = re.compile(r"(?<=\bdef )\w+")
+_STOOD = "  # stood "
 _WORD = re.compile(r"\w+")
-_VARIABLE = re.compile(r"(?<![\w.])[a-z_]\w*(?![\w(])(?!=\w)")
-"""Neither an attribute nor called nor a keyword, as most programs are formatted."""
+_VARIABLE = re.compile(r"""(^\s*\w+:|["'].*?["'])|(?<![\w.])[a-z_]\w*(?![\w(])(?!=\w)""")
+"""Neither an attribute nor called nor a keyword, as most programs are formatted; and before it what
+has a meaning: fields, keys and texts."""
 _SAYS_LITTLE = re.compile(r"^(from|import)\b|^\W*$|\(new\)$")
 """Lines of code, and new libraries, that say little beside others."""
 _LETTERS = f"{ascii_letters}{digits}+/"

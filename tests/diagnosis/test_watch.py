@@ -285,6 +285,12 @@ BODY = "y = scaled(x)\n        return y"
         ("        y = scaled(x)\n", "", ["9: return y  # 1 line gone before it"]),
         ("return y", "return unused(y)", ["10: return unused(y)", "11: def unused(x):  # new"]),
         (BODY, "z = scaled(x)\n        return z + 1", ["10: return z + 1", "9: z = scaled(x)"]),
+        ("@cache\n", "", ["3: def scaled(x):  # 1 line gone before it"]),
+        (
+            "        y = scaled(x)\n",
+            "        if x:\n            y = scaled(x)\n",
+            ["9: if x:", "10: y = scaled(x)  # newly in a block"],
+        ),
         (BODY, "return y\n        y = scaled(x)", ["9: return y  # stood after: y = scaled(x)"]),
     ],
 )
@@ -302,6 +308,18 @@ def test_code_that_changed(tmp_path, monkeypatch, was, now, found):
     assert [str(one) for one in older] == [f"hypothesis {before['hypothesis']} (was 6.0)"]
     changed = [str(one) for one in changed_lines(before, sides[1], [], {})]
     assert [one.partition(".py:")[2] for one in changed] == found
+
+
+def test_a_configuration_is_code_and_a_text_with_a_former_name_is_told(tmp_path: Path) -> None:
+    def load(path: Path = tmp_path / "run.yaml") -> str:
+        return path.read_text() + ".backbone.0"
+
+    (tmp_path / "run.yaml").write_text("width: 4\ndepth: 2  # comment\n")
+    before = texts_of(code_of([load]))
+    (tmp_path / "run.yaml").write_text("width: 16\ndepth: 2\n")
+    found = changed_lines(before, code_of([load]), [], {"encoder": "backbone"})
+    text = 'return path.read_text() + ".backbone.0"  # nothing is called backbone now'
+    assert {"width: 16", text} <= {one.text for one in found}
 
 
 class _Filled:
