@@ -90,9 +90,11 @@ def contents(
     if (seen := watched(profile, found)) is not None:
         found = all_of(now, alive, moment, profile, seen)
         row = found.leading_row
-        of_model = (Role.PARAMETER, Role.BUFFER, Role.GRADIENT)  # of which that is no news
-        if row is not None and row.what.role not in of_model:
+        if row is not None:
             holder = seen.holders.get(row.what, "")
+            if row.what.role in (Role.PARAMETER, Role.BUFFER, Role.GRADIENT):  # of a model
+                _, within, container = holder.partition(" in the ")
+                holder = f"the {container}" if within else ""
     nbytes = figures.get(figure, figures[PEAK])
     less = _less(profile, figure, nbytes - most)
     return PeakContents(figure, nbytes, nbytes - most, found, holder, less)
