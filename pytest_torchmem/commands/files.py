@@ -87,7 +87,7 @@ def explanation(name: str, before: Entry, now: Entry, rows: int) -> str:
     comparison = compare(before, now, _EXACTLY)
     if not comparison.having(Verdict.GREW, Verdict.SHRANK, Verdict.NEW, Verdict.NOT_RUN):
         return ""
-    parts = [name, comparison_table({name: comparison.told}, "before")]
+    parts = [name, comparison_table({name: comparison.told})]
     told = [one for one in now.grew if before.figures.get(one.moment) == one.before]
     shrunk = [c for c in comparison.having(Verdict.SHRANK) if c.figure in MOMENTS]
     most = min(shrunk, key=lambda change: (change.now or 0) - (change.before or 0), default=None)

@@ -102,19 +102,20 @@ _MARKS = {Verdict.GREW: "▲", Verdict.SHRANK: "▼", Verdict.NOT_RUN: "?", Verd
 """What stands before a figure that grew or shrank beyond its tolerance, or has no other side."""
 
 
-def comparison_table(changes: Mapping[str, Sequence[Change]], before: str = "snapshot") -> str:
+def comparison_table(changes: Mapping[str, Sequence[Change]]) -> str:
     """Return figures then and now, with marks beyond a tolerance, below each of several names."""
+    every = [one for own in changes.values() for one in own]
+    steps = [(one, *format_step(one.before, one.now)) for one in every]
     rows = [
-        (_MARKS.get(one.verdict, ""), label(one.figure), *format_step(one.before, one.now))
-        for own in changes.values()
-        for one in own
+        (_MARKS.get(one.verdict, ""), label(one.figure), before, "→", now, change)
+        for one, before, now, change in steps
     ]
-    headers = ("", "", before, "now", "change")
-    header, *lines = table(rows, headers).split("\n")
-    if len(header) > width():
-        narrow = [(*row[:4], row[4].partition(" (")[0]) for row in rows]
-        header, *lines = table(narrow, headers).split("\n")
-    found = [header]
+    headers = ("", "", "before", "", "now", "change")  # as the arrow says
+    _, *lines = table(rows, headers).split("\n")
+    if max(map(len, lines)) > width():
+        narrow = [(*row[:5], row[5].partition(" (")[0]) for row in rows]
+        _, *lines = table(narrow, headers).split("\n")
+    found = list[str]()
     for name, own in changes.items():
         found += [f"  {printable(name)}"] if len(changes) > 1 else []
         found += lines[: len(own)]

@@ -249,7 +249,8 @@ def _figures(told: Sequence[Told], *, every: bool, of: str = "") -> list[str]:
     also = "".join(
         f"; {', '.join(names)}: {other.removesuffix(''.join(source))}" for other, names in others
     )
-    return [f"{layout.wrapped(f'Figures{of} beyond their tolerance of {rule}{also}')}\n{rows}"]
+    title = f"Figures{of}, snapshot → now, beyond their tolerance of {rule}{also}"
+    return [f"{layout.wrapped(title)}\n{rows}"]
 
 
 def _changed(found: Changed, result: CheckResult) -> Told:

@@ -234,6 +234,13 @@ def _reached(functions: Iterable[Any]) -> tuple[dict[str, set[int]], set[str]]:
     """
     left, seen, files, libraries = [*functions], set[int](), dict[str, set[int]](), set[str]()
     data = set[str]()
+
+    def reach(file: str, scope: Mapping[str, Any], names: Iterable[str] = ()) -> set[int]:
+        outside = _named_outside(_text_of(file)) if file not in files else ()
+        left.extend(named := _named({*names, *outside}, file, scope))
+        libraries.update(map(_library_of, named))
+        return files.setdefault(file, set())
+
     for one in left:  # which grows meanwhile, and keeps alive what was seen
         if id(one) in seen or len(seen) > _MOST_OBJECTS:
             continue
@@ -245,15 +252,14 @@ def _reached(functions: Iterable[Any]) -> tuple[dict[str, set[int]], set[str]]:
                 with suppress(ValueError):  # it is empty
                     left.append(cell.cell_contents)
             if _is_own(file := one.__code__.co_filename):
-                files.setdefault(file, set()).add(one.__code__.co_firstlineno)
-                left += (named := _named_in(one))
-                libraries.update(map(_library_of, named))
+                starts = reach(file, one.__globals__, _named_in(one.__code__))
+                starts.add(one.__code__.co_firstlineno)
         elif kind is ModuleType:
             if _is_own(file := vars(one).get("__file__") or ""):
-                files.setdefault(file, set())
+                reach(file, vars(one))
         elif issubclass(kind, type):
             if _is_own(file := file_of(one)):
-                files.setdefault(file, set())
+                reach(file, vars(sys.modules[one.__module__]))
                 left += (*vars(one).values(), *one.__mro__[1:])
         elif issubclass(kind, staticmethod | classmethod | MethodType):
             left.append(one.__func__)
@@ -277,19 +283,39 @@ def _reached(functions: Iterable[Any]) -> tuple[dict[str, set[int]], set[str]]:
     return files, libraries - {""}
 
 
-def _named_in(function: FunctionType) -> list[Any]:
-    """Return what the names in a function are, in modules that it names, too, and the modules from
-    which they are imported.
+def _named_in(code: CodeType) -> Iterator[str]:
+    """Yield the names in a function and those within it, and its texts, which getattr may be
+    given.
     """
-    codes, scope = [function.__code__], function.__globals__
-    for one in codes:
-        codes += (each for each in one.co_consts if isinstance(each, CodeType))
-    texts = [each for one in codes for each in one.co_consts if type(each) is str]  # of getattr
-    names = sorted({*texts, *(name for one in codes for name in (*one.co_names, *one.co_varnames))})
+    yield from (*code.co_names, *code.co_varnames)
+    for one in code.co_consts:
+        if isinstance(one, CodeType):
+            yield from _named_in(one)
+        elif type(one) is str:
+            yield one
+
+
+@lru_cache(maxsize=256)
+def _named_outside(text: str) -> set[str]:
+    """Return the names in a text outside of functions: also what is a default or a decorator."""
+    nodes: list[Any] = [_tree_of(text)]
+    for one in nodes:
+        is_function = isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        inside = (one.args, *getattr(one, "decorator_list", ())) if is_function else ()
+        nodes += inside or ast.iter_child_nodes(one)
+    names = {getattr(one, name, "") for one in nodes for name in ("id", "attr", "value")}
+    return {name for name in names if type(name) is str}
+
+
+def _named(names: Iterable[str], file: str, scope: Mapping[str, Any]) -> list[Any]:
+    """Return what names of a file are, in modules that it names, too, and the modules from which
+    they are imported.
+    """
+    names = sorted(names)
     found = [scope[name] for name in names if name in scope]
-    found += (text for text in texts if text.endswith(_CONFIGURATIONS))
+    found += (text for text in names if text.endswith(_CONFIGURATIONS))
     found += [sys.modules[name] for name in names if name in sys.modules]  # that it imports
-    for module, imported in _imports_of(_text_of(codes[0].co_filename)):
+    for module, imported in _imports_of(_text_of(file)):
         if not imported.isdisjoint(names):
             with suppress(ImportError, ValueError):  # of no package
                 found.append(sys.modules.get(resolve_name(module, scope.get("__package__"))))
