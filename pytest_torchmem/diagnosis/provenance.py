@@ -131,12 +131,12 @@ class Provenance:
                 break
         return found
 
-    def first_of_type(self, index: int) -> int:
+    def first_of_type(self, index: int, *, as_many: bool = False) -> int:
         """Return the index from where on values are of the type of an allocation.
 
         Goes up from operator to operator as long as these are given numbers of that type, as many
-        rather than fewer: a constant or a mask, too, made narrower numbers this type. Complex ones
-        in double precision are of real ones in it.
+        rather than fewer, or only ``as_many``: a constant or a mask, too, made narrower numbers
+        this type. Complex ones in double precision are of real ones in it.
         """
         found = self._allocations
         own, seen = found[index], {index}
@@ -145,7 +145,7 @@ class Provenance:
             new = [one for one in reads if one not in seen and found[one].kind not in STANDING]
             same = [one for one in new if found[one].dtype in types]
             like = [one for one in same if prod(found[one].shape) >= prod(own.shape)]
-            if not same:
+            if not like and (as_many or not same):
                 break
             index = (like or same)[0]
             seen.add(index)
@@ -246,6 +246,11 @@ class Provenance:
     def readers(self, index: int) -> list[Origin]:
         """Return the operators of the forward that read an allocation, in their order."""
         return [call.origin for call in self._forward if index + 1 in call.reads]
+
+    def read_at(self, index: int) -> int:
+        """Return the first allocation made of another one, -1 where nothing reads that."""
+        made = (at for at, call in self._made_by.items() if index + 1 in call.reads)
+        return min(made, default=-1)
 
     def given_to(self, pattern: str) -> set[tuple[str, str, str, tuple[int, ...]]]:
         """Return a module's inputs: by module, operator, type and shape of what made them."""

@@ -215,7 +215,8 @@ def _replaced(
     rises = sum(counts[name].now - counts[name].before for name in own)
 
     def is_replaced(name: str) -> bool:
-        if _base(name) in (*came, *_ALLOCATE):
+        other = counts.get(_WITH_A_SUM.get(name, ""))
+        if _base(name) in (*came, *_ALLOCATE) or (other is not None and other.rose):
             return False
         if name not in alive:
             return gone[name].before - gone[name].now <= _ABOUT * rises
@@ -237,6 +238,8 @@ def _is_worth(evidence: Evidence, name: str) -> bool:
     return was.largest > 0 and not is_still and not name.startswith(_DECIDE)
 
 
+_WITH_A_SUM = dict.fromkeys(("aten::mm", "aten::add_"), "aten::addmm") | {"aten::addmm": "aten::mm"}
+"""The same product of a layer, by how its input lies in memory (LinearAlgebra.cpp, ``linear``)."""
 _ABOUT = 2
 """As fused attention stands for two products."""
 _DECIDE = tuple(f"aten::{one}" for one in ("bitwise_", "eq.", "ge.", "gt.", "le.", "lt.", "ne."))

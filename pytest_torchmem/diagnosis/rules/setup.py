@@ -595,6 +595,9 @@ def another_optimizer(evidence: Evidence) -> Cause | None:
     if not changed:
         return None
     rows = evidence.came(*_OF_OPTIMIZER)
+    chosen = (one.before and one.now and one.before[1:] == one.now[1:] for one in changed)
+    if all(chosen) and set_otherwise(evidence):
+        return None  # torch chose another way, for gradients of layers that are set otherwise
     same = [one for one in changed if one.before and one.now and one.before[0] == one.now[0]]
     for one in same:  # implemented as it was
         for said in _other_parts(one, "had"):
@@ -650,6 +653,11 @@ def another_size(evidence: Evidence) -> Cause | None:
     most = max(row.what.nbytes / max(row.before.nbytes, 1) for row in resized if row.before)
     if first.before is None or not evidence.can_explain(most, (Role.LIBRARY,)):
         return None
+    read = (evidence.ran.read_at(evidence.first(row)) for row in resized)
+    since = min((at for at in read if at >= 0), default=0)
+    made = evidence.came(*MADE)
+    if 2 * sum(row.change for row in made if evidence.order(row) < since) > total(made):
+        return None  # most came before any of them was read
     otherwise = set_otherwise(evidence)
     layers = evidence.present(Topic.LAYERS)
     own = (layer for one in otherwise for layer in layers.get(one, ()) if not layer.is_of_torch)

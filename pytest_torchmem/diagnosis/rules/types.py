@@ -224,7 +224,10 @@ def wider_type(evidence: Evidence) -> Cause | None:
     known = [rows[row] for row in wider if row in rows]
     now = evidence.moved_lines()
     places = {(one.module, one.source, now.get(one.line, one.line), one.shape) for one in known}
-    place = evidence.ran.made(places, first.what.dtype)
+    mixed = evidence.ran.first_of_type(evidence.first(first), as_many=True)
+    place: Allocation | None = evidence.ran.allocation(mixed)  # that a known constant made wider
+    if place is None or is_known(evidence, place) or not place.origin.line:
+        place = evidence.ran.made(places, first.what.dtype)
     if place is None:
         return found
     source = place.origin.operator
