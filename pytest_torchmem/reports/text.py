@@ -45,9 +45,12 @@ _FEWEST_LINES = 6
 
 _FEWER_LINES_OF_CODE = 5, 3, 2, 1
 """Those that are told one after the other where there is less room."""
-_SHORTER = (3, 3, 1), (1, 1, 1), (1, 0, 1), (1, 0, 2), (1, 0, 3), (1, 0, 4)
-"""What remains of a message with less and less room: place and causes of the first device, those
-of others, and which of the texts on code."""
+_SHORTER = (
+    *((0, 3, 3, 0), (0, 1, 1, 0), (0, 1, 1, 1)),
+    *((0, 1, 0, 1), (0, 1, 0, 2), (0, 1, 0, 3), (0, 1, 0, 4)),
+)
+"""What remains of a message with less and less room: empty lines between its parts, place and
+causes of the first device, those of others, and which of the texts on code."""
 _ONE_ROW = 4
 """Lines of one row with its title and the sum of the others."""
 
@@ -153,27 +156,29 @@ def _text(told: Sequence[Told], advice: Iterable[str], most: int, *, verbose: bo
         of = f" of {told[0].where}" if told[1:] else ""  # the headlines have those of others
         figures = _figures(told[:1], every=False, of=of)
     # A row says more than further causes and than where others are, and code more than its place.
-    for own, others, codes in _SHORTER:
-        if left - _lines(figures) < _ONE_ROW - (codes > 1):
+    gap = 1
+    for gaps, own, others, codes in _SHORTER:
+        if left - _lines(figures, gap) < _ONE_ROW - (codes > 1):
             pairs = zip(told, [own, *[others] * len(told[1:])], strict=True)
             shorter = [
                 replace(one, more=one.more[:n], code=one.code[codes:] or one.code[-1:])
                 for one, n in pairs
             ]
-            heads = _heads(shorter)
-            left = most - _lines([*heads, *sections, *advice])
-    left = max(left - _lines(figures), _ONE_ROW - 1)
-    return _shown([*heads, *filter(None, [rows.text(lines=left)]), *sections, *figures, *advice])
+            heads, gap = _heads(shorter), gaps
+            left = most - _lines([*heads, *sections, *advice], gap)
+    left = max(left - _lines(figures, gap), _ONE_ROW - 1)
+    parts = [*heads, *filter(None, [rows.text(lines=left)]), *sections, *figures, *advice]
+    return _shown(parts, gap)
 
 
-def _lines(parts: Iterable[str]) -> int:
-    """Return the lines of parts, each of which an empty one ends."""
-    return sum(part.count("\n") + 2 for part in parts)
+def _lines(parts: Iterable[str], gap: int = 1) -> int:
+    """Return the lines of parts, each of which ``gap`` empty ones end."""
+    return sum(part.count("\n") + 1 + gap for part in parts)
 
 
-def _shown(parts: Iterable[str]) -> str:
+def _shown(parts: Iterable[str], gap: int = 1) -> str:
     """Return a message of ``parts``; what they quote moves no cursor and hides nothing."""
-    return printable_lines("\n\n".join(parts))
+    return printable_lines(("\n" * (gap + 1)).join(parts))
 
 
 def _told(result: CheckResult) -> list[Told]:
@@ -249,7 +254,7 @@ def _figures(told: Sequence[Told], *, every: bool, of: str = "") -> list[str]:
     also = "".join(
         f"; {', '.join(names)}: {other.removesuffix(''.join(source))}" for other, names in others
     )
-    title = f"Figures{of}, snapshot → now, beyond their tolerance of {rule}{also}"
+    title = f"Figures{of} beyond their tolerance of {rule}{also}"
     return [f"{layout.wrapped(title)}\n{rows}"]
 
 

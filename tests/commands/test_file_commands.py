@@ -121,7 +121,7 @@ def test_review_asks_of_each_entry(here, answers, accepted, status, capsys, monk
     _write(here / "artifact" / "tests" / "__torchmem__" / "test_net.json", *entries(2048))
     monkeypatch.setattr("sys.stdin", io.StringIO(answers))
     assert main(["review", "artifact"]) == status
-    assert re.search(r"peak +1\.00 KiB +2\.00 KiB", capsys.readouterr().out)
+    assert re.search(r"peak +1\.00 KiB +→ +2\.00 KiB", capsys.readouterr().out)
     stored = load(file.read_text()).entries
     assert [entry.figures["peak"] for _, entry in sorted(stored.items())] == accepted
 
