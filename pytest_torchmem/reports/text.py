@@ -404,7 +404,8 @@ def _less(contents: PeakContents) -> list[str]:
     said = [layout.wrapped(f"Largest: {where}")] if where else []
     said += [layout.wrapped(one, "      ", start="  ") for one in map(_source, lines) if one]
     by_part = layout.joined(by_part, outside, separator="; ")
-    found = ["\n".join([*said, layout.wrapped(by_part)])]
+    said += [layout.wrapped(by_part)] if by_part else []
+    found = ["\n".join(said)] if said else []
     if less is None:
         return found
     percent = format_percent(less.flops, less.of).lstrip("+") if less.of else ""

@@ -183,7 +183,7 @@ def _changes(
     file = name.partition(": ")[0]
     if file == name:
         return [(False, CodeLine(file, 0, f"{lines[0]} ({f'was {was}' if was else 'new'})"))]
-    shown = {number: line[2:].strip() for number, line in lines.items()}
+    shown = {number: _SECRET.sub(r"\1…", line[2:].strip()) for number, line in lines.items()}
     if not was:
         said = [number for number, text in shown.items() if not _SAYS_LITTLE.search(text)]
         at = next((at for at in said if _NAME.search(shown[at])), [*said, *shown][0])
@@ -423,6 +423,11 @@ _VARIABLE = re.compile(r"""(^\s*\w+:|["'].*?["'])|(?<![\w.])[a-z_]\w*(?![\w(])(?
 has a meaning: fields, keys and texts."""
 _SAYS_LITTLE = re.compile(r"^(from|import)\b|^\W*$|\(new\)$")
 """Lines of code, and new libraries, that say little beside others."""
+_SECRET = re.compile(
+    r"""(?i)((?:token|secret|passw\w*|key|credentials?)["']?\s*[:=]\s*)"""
+    r"""["']?(?=[\w\-+/.]*\d)[\w\-+/.]{20,}(?![\w(])["']?"""
+)
+"""What a configuration may hold, and no report is to show."""
 _LETTERS = f"{ascii_letters}{digits}+/"
 
 

@@ -316,10 +316,10 @@ def test_a_configuration_is_code_and_a_text_with_a_former_name_is_told(tmp_path:
 
     (tmp_path / "run.yaml").write_text("width: 4\ndepth: 2  # comment\n")
     before = texts_of(code_of([load]))
-    (tmp_path / "run.yaml").write_text("width: 16\ndepth: 2\n")
+    (tmp_path / "run.yaml").write_text(f"width: 16\ndepth: 2\nkey: {'a1' * 16}\n")
     found = changed_lines(before, code_of([load]), [], {"encoder": "backbone"})
     text = 'return path.read_text() + ".backbone.0"  # nothing is called backbone now'
-    assert {"width: 16", text} <= {one.text for one in found}
+    assert {"width: 16", "key: …", text} <= {one.text for one in found}
 
 
 class _Filled:
