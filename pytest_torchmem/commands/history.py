@@ -13,8 +13,7 @@ from pytest_torchmem.figures import FIGURES, label
 from pytest_torchmem.printable import printable
 from pytest_torchmem.profile.pictures.svg import Line, Point, history_svg
 from pytest_torchmem.reports.layout import columns
-from pytest_torchmem.reports.sources import git
-from pytest_torchmem.snapshots.files import write
+from pytest_torchmem.snapshots.files import git, write
 from pytest_torchmem.snapshots.format import Entry, Key, load
 from pytest_torchmem.snapshots.location import snapshot_path
 from pytest_torchmem.units import format_change, format_size

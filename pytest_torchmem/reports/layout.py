@@ -56,6 +56,7 @@ _TOGETHER = re.compile(
     r"(?<!\w)(\d+ × )?\w*\[[\d, ]+\]"  # 12 × float32[4, 16, 128]
     r"|(?<![\d.])(\d+ × )?[+-]?[\d.]+ ([KMGTPE]i)?B\b( \([+-][\d.]+ %\))?"  # +10.13 MiB (+25.3 %)
     r"|(?<!\w)\w+ \([\w-]+\)"  # cuda (a100-80gb)
+    r"|# \w+"  # a note behind code
 )
 """What is read as one: shapes, sizes and devices. Each is looked for where a word begins: at every
 letter of a long name, what follows would be read again and again."""

@@ -1,6 +1,5 @@
 """Where a comparison's entries come from: a JSON report, snapshot files, or a git revision."""
 
-import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
@@ -10,7 +9,7 @@ from pytest_torchmem.checks.result import Outcome
 from pytest_torchmem.errors import SnapshotError, UsageError
 from pytest_torchmem.reports.files import KIND, SCHEMA
 from pytest_torchmem.snapshots import format
-from pytest_torchmem.snapshots.files import parse, size, table_of, texts_of
+from pytest_torchmem.snapshots.files import git, parse, size, table_of, texts_of
 from pytest_torchmem.snapshots.location import DIRECTORY, is_calibration, is_proposal, is_snapshot
 from pytest_torchmem.snapshots.store import read
 
@@ -204,16 +203,3 @@ def _tree(root: Path) -> Entries:
 
 def _keyed(module: str, entries: Mapping[format.Key, format.Entry]) -> Entries:
     return {(module, key): entry for key, entry in entries.items()}
-
-
-def git(directory: Path, *arguments: str) -> str:
-    """Return what git prints; raises ``UsageError`` where it fails or is not there."""
-    try:
-        command = ["git", *arguments]
-        result = subprocess.run(command, cwd=directory, capture_output=True, check=False)
-    except FileNotFoundError:
-        raise UsageError("git is not installed, so revisions cannot be compared") from None
-    if result.returncode:
-        message = result.stderr.decode("utf-8", "replace").strip() or "git failed"
-        raise UsageError(f"git {arguments[0]}: {message}")
-    return result.stdout.decode("utf-8", "surrogateescape")

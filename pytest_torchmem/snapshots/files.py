@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import lru_cache
 from importlib.util import find_spec
 from math import isfinite
 from pathlib import Path
@@ -421,3 +422,38 @@ def text_of(value: Any) -> str:
 
 def kind_of(value: Any) -> str:
     return _KINDS.get(type(value), "a number")
+
+
+def git(directory: Path, *arguments: str, timeout: float | None = None) -> str:
+    """Return what git prints; raises ``UsageError`` where it fails, takes long or is not there."""
+    import subprocess
+
+    try:
+        command = ["git", *arguments]
+        result = subprocess.run(
+            command, cwd=directory, capture_output=True, check=False, timeout=timeout
+        )
+    except FileNotFoundError:
+        raise UsageError("git is not installed, so revisions cannot be compared") from None
+    except subprocess.TimeoutExpired:
+        raise UsageError(f"git {arguments[0]}: it took more than {timeout} seconds") from None
+    if result.returncode:
+        message = result.stderr.decode("utf-8", "replace").strip() or "git failed"
+        raise UsageError(f"git {arguments[0]}: {message}")
+    return result.stdout.decode("utf-8", "surrogateescape")
+
+
+_MOST_VERSIONS = 4
+"""Those of a file in which a failure looks for the lines that were there."""
+
+
+@lru_cache(maxsize=64)
+def former_texts(path: str) -> list[str]:
+    """Return the texts of a file that git has committed, the last first; none where it is in no
+    repository, or git takes long.
+    """
+    folder, name = Path(path).parent, Path(path).name
+    with contextlib.suppress(UsageError, OSError):
+        committed = git(folder, "log", f"-{_MOST_VERSIONS}", "--format=%H", "--", name, timeout=5)
+        return [git(folder, "show", f"{one}:./{name}", timeout=5) for one in committed.split()]
+    return []

@@ -13,7 +13,7 @@ import linecache
 import os
 import re
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from difflib import SequenceMatcher
 from functools import cached_property, lru_cache, partial
@@ -21,11 +21,12 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import resolve_name
 from inspect import getattr_static
 from io import StringIO
-from itertools import islice
+from itertools import islice, takewhile
 from keyword import iskeyword
 from operator import itemgetter
 from pathlib import PurePath
 from string import ascii_letters, digits
+from textwrap import shorten
 from tokenize import COMMENT, TokenError, generate_tokens
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -48,6 +49,8 @@ _MOST_BYTES = 50_000
 """Of such a file; what is larger is data."""
 _MOST_ITEMS = 50
 """Those of a container that are followed to functions."""
+_LONGEST = 120
+"""Characters of lines that are gone."""
 _AT_A_TIME = 2
 """Lines of a function that come before those of the next."""
 _MOST_OBJECTS = 5000
@@ -97,15 +100,25 @@ def code_of(functions: Iterable[Any]) -> Code:
     found = {name: {0: _version_of(name)} for name in sorted(libraries)}
     for file, starts in sorted(files.items()):
         path, text = _path_of(file), _text_of(file)
-        lines = _lines_of(text)
-        outside = dict(lines)
-        for name, span in _spans(text).items():
-            own = {number: lines[number] for number in span if number in lines}
-            outside = {number: outside[number] for number in outside if number not in own}
-            if not starts.isdisjoint(span):
-                found[f"{path}: {name}"] = own
-        found |= {f"{path}: ": outside} if outside else {}
+        for name, (span, lines) in _parts_of(text).items():
+            if lines and (not name or not starts.isdisjoint(span)):
+                found[f"{path}: {name}"] = lines
     return found
+
+
+@lru_cache(maxsize=256)
+def _parts_of(text: str) -> dict[str, tuple[Collection[int], dict[int, str]]]:
+    """Return a text's functions with the numbers of their lines and those that hold code; by ""
+    what is outside of them.
+    """
+    lines = _lines_of(text)
+    spans = _spans(text)
+    found: dict[str, tuple[Collection[int], dict[int, str]]] = {
+        name: (span, {number: lines[number] for number in span if number in lines})
+        for name, span in spans.items()
+    }
+    outside = set(lines).difference(*spans.values())
+    return found | {"": (outside, {number: lines[number] for number in sorted(outside)})}
 
 
 def texts_of(code: Code) -> dict[str, str]:
@@ -116,8 +129,16 @@ def texts_of(code: Code) -> dict[str, str]:
     }
 
 
+Versions = Callable[[str], Iterable[str]]
+"""Yields the texts that a file of the program had."""
+
+
 def changed_lines(
-    before: Mapping[str, str], now: Code, near: Sequence[str], names: Mapping[str, str]
+    before: Mapping[str, str],
+    now: Code,
+    near: Sequence[str],
+    names: Mapping[str, str],
+    versions: Versions = lambda file: (),
 ) -> list[CodeLine]:
     """Return the lines of code that a snapshot has otherwise, those most likely meant first.
 
@@ -125,6 +146,7 @@ def changed_lines(
     and files, a few lines of each at a time; new functions elsewhere and lines with other names of
     variables alone are last. Modules, functions and classes of another name, ``names`` of modules
     with what they were, or in another file are no news; nor are imports beside what they serve.
+    Where ``versions`` have the very lines of the snapshot, what stood there is told.
     """
     texts, at_near = texts_of(now), {line: at for at, line in enumerate(near)}
     named = {**names, **_renamed(before, texts)}
@@ -141,7 +163,7 @@ def changed_lines(
         function = level, _around(name) not in around, name.endswith(": ")
         changes = list[tuple[bool, CodeLine]]()
         if was != texts[name] and (was or texts[name] not in gone):
-            changes = _changes(name, was, now[name], named)
+            changes = _changes(name, was, now[name], named, _lines_then(name, was, versions))
         if names and 0 not in now[name]:
             changes += _with_former_names(name, now[name], former)
         changes.sort(key=lambda one: (at_near.get(one[1].place, len(near)), _STOOD in one[1].text))
@@ -149,7 +171,7 @@ def changed_lines(
             found.append(((is_same, is_far and not was, at // _AT_A_TIME, *function), line))
     ordered = [line for _, line in sorted(found, key=itemgetter(0))]
     if names and not ordered:
-        return changed_lines(before, now, near, {})
+        return changed_lines(before, now, near, {}, versions)
     return [line for line in ordered if not _SAYS_LITTLE.search(line.text)] or ordered
 
 
@@ -174,16 +196,26 @@ def _renamed(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str
     return {new: old for new, old in found.items() if new != old}
 
 
+def _lines_then(name: str, was: str, versions: Versions) -> list[str]:
+    """Return the lines that a function had in the snapshot, none where no version has them."""
+    file, _, function = name.partition(": ")
+    for text in versions(os.path.abspath(file)) if was and file != name else ():
+        _, lines = _parts_of(text).get(function, ((), {}))
+        if was == "".join(line[:2] for line in lines.values()):
+            return [_shown(line[2:]) for line in lines.values()]
+    return []
+
+
 def _changes(
-    name: str, was: str, lines: Mapping[int, str], names: Mapping[str, str]
+    name: str, was: str, lines: Mapping[int, str], names: Mapping[str, str], former: Sequence[str]
 ) -> list[tuple[bool, CodeLine]]:
     """Return the lines of a function that changed, with new names of others undone, and whether
-    names of variables alone did.
+    names of variables alone did; with the ``former`` ones, if these are known.
     """
     file = name.partition(": ")[0]
     if file == name:
         return [(False, CodeLine(file, 0, f"{lines[0]} ({f'was {was}' if was else 'new'})"))]
-    shown = {number: _SECRET.sub(r"\1…", line[2:].strip()) for number, line in lines.items()}
+    shown = {number: _shown(line[2:]) for number, line in lines.items()}
     if not was:
         said = [number for number, text in shown.items() if not _SAYS_LITTLE.search(text)]
         at = next((at for at in said if _NAME.search(shown[at])), [*said, *shown][0])
@@ -206,21 +238,46 @@ def _changes(
                 over = shown[numbers[at - 1 if was_at < at else was_at - 1]]
                 text += f"{_STOOD}{'before' if was_at < at else 'after'}: {over}"
             else:
-                text += _of_block(lines[numbers[at]][2:], then[start:stop])
+                line, span = lines[numbers[at]][2:], slice(start, stop)
+                text += _note(line, then[span], former[span], at - first, last - first)
             found.append((there[at][0] in alike, CodeLine(file, numbers[at], text)))
         if first == last and not came.issuperset(then[start:stop]):
             after = first == len(numbers)
             number = numbers[first - after]
-            text = f"  # {counted(stop - start, 'line')} gone {'after' if after else 'before'} it"
-            found.append((False, CodeLine(file, number, shown[number] + text)))
+            note = f"gone {'after' if after else 'before'} it"
+            number_gone, texts = counted(stop - start, "line"), _shortened(former[start:stop])
+            note = f"{note}: {texts}" if former else f"{number_gone} {note}"
+            found.append((False, CodeLine(file, number, f"{shown[number]}  # {note}")))
     return found
 
 
-def _of_block(line: str, then: Collection[str]) -> str:
-    """Return in words that a line came into a block, or out of one, "" where it did not."""
+def _note(line: str, then: Collection[str], former: Sequence[str], at: int, number: int) -> str:
+    """Return in words what stood in the place of a line or around it: of several changed ones
+    together, of which it is the one ``at`` a position.
+    """
     if _letters(f"    {line}") in then:
-        return "  # no longer in a block"
-    return "  # newly in a block" if line[:4].isspace() and _letters(line[4:]) in then else ""
+        block = (one.removesuffix(":") for one in former if one.endswith(":"))
+        return f"  # no longer in {next(block, 'a block')}"
+    if line[:4].isspace() and _letters(line[4:]) in then:
+        return "  # newly in a block"
+    if len(former) != number:
+        return f"  # was: {_shortened(former)}" if former and not at else ""
+    sides = [re.findall(r"\w+|\W", one) for one in (former[at], _shown(line))]
+    for _ in range(2):  # what both begin with goes, and then what both end with
+        same = takewhile(lambda pair: pair[0] == pair[1], zip(*sides, strict=False))
+        alike = sum(1 for _ in same)
+        sides = [side[alike:][::-1] for side in sides]
+    gone, came = ("".join(side).strip(" ,") for side in sides)
+    gone = gone if gone.count("(") == gone.count(")") else former[at]
+    return f"  # was: {gone}" if gone else f"  # came: {came}"
+
+
+def _shortened(lines: Iterable[str]) -> str:
+    return shorten("; ".join(lines), _LONGEST, placeholder=" …")
+
+
+def _shown(line: str) -> str:
+    return _SECRET.sub(r"\1…", line.strip())
 
 
 def _around(name: str) -> str:

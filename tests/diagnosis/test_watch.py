@@ -278,18 +278,23 @@ BODY = "y = scaled(x)\n        return y"
         ("Doc", "# comment\n    Text", []),
         ("= 4", "= 4  # comment", []),
         ("return x\n", "return 1\n", []),  # of what is not called
-        ("= 4", "= 8", ["2: WIDTH = 8"]),
-        ("x *", "x +", ["6: return x + WIDTH"]),
+        ("= 4", "= 8", ["2: WIDTH = 8  # was: 4"]),
+        ("x *", "x +", ["6: return x + WIDTH  # was: *"]),
         ("scaled", "wide", []),
         ("Net", "Model", []),
-        ("        y = scaled(x)\n", "", ["9: return y  # 1 line gone before it"]),
-        ("return y", "return unused(y)", ["10: return unused(y)", "11: def unused(x):  # new"]),
-        (BODY, "z = scaled(x)\n        return z + 1", ["10: return z + 1", "9: z = scaled(x)"]),
-        ("@cache\n", "", ["3: def scaled(x):  # 1 line gone before it"]),
+        ("        y = scaled(x)\n", "", ["9: return y  # gone before it: y = scaled(x)"]),
+        ("return y", "return y + 1", ["10: return y + 1  # came: + 1"]),
+        (" y\n", " unused(1)\n", ["10: return unused(1)  # was: y", "11: def unused(x):  # new"]),
+        (
+            BODY,
+            "z = scaled(x)\n        return z + 1",
+            ["10: return z + 1  # was: y", "9: z = scaled(x)  # was: y"],
+        ),
+        ("@cache\n", "", ["3: def scaled(x):  # gone before it: @cache"]),
         (
             "        y = scaled(x)\n",
             "        if x:\n            y = scaled(x)\n",
-            ["9: if x:", "10: y = scaled(x)  # newly in a block"],
+            ["9: if x:  # was: y = scaled(x)", "10: y = scaled(x)  # newly in a block"],
         ),
         (BODY, "return y\n        y = scaled(x)", ["9: return y  # stood after: y = scaled(x)"]),
     ],
@@ -306,8 +311,10 @@ def test_code_that_changed(tmp_path, monkeypatch, was, now, found):
     before = texts_of(sides[0])
     older = changed_lines({**before, "hypothesis": "6.0"}, sides[0], [], {})
     assert [str(one) for one in older] == [f"hypothesis {before['hypothesis']} (was 6.0)"]
-    changed = [str(one) for one in changed_lines(before, sides[1], [], {})]
-    assert [one.partition(".py:")[2] for one in changed] == found
+    versions = [lambda file: [CODE.upper(), CODE], lambda file: [""]]
+    told, bare = ([*map(str, changed_lines(before, sides[1], [], {}, one))] for one in versions)
+    assert [one.partition(".py:")[2] for one in told] == found
+    assert [one.partition("  #")[0] for one in bare] == [one.partition("  #")[0] for one in told]
 
 
 def test_a_configuration_is_code_and_a_text_with_a_former_name_is_told(tmp_path: Path) -> None:

@@ -28,9 +28,6 @@ def buffers(profile: MemoryProfile) -> int:
     return sum("cuBLAS" in found.label for found in live)
 
 
-# -- the allocator ---------------------------------------------------------------------------------
-
-
 @in_a_trace("cuda")
 def test_a_recorded_block_waits_for_the_next_request() -> None:
     """``recordStream``, ``insert_events``, ``process_events``: the GPU is done by then."""
@@ -74,9 +71,6 @@ def test_what_one_stream_has_cached_goes_back_before_another_fails() -> None:
     with pytest.raises(torch.OutOfMemoryError):
         cuda(60 * MIB)
     del block
-
-
-# -- which stream is current -----------------------------------------------------------------------
 
 
 @in_a_trace("cuda")
@@ -208,9 +202,6 @@ def test_a_stream_chosen_within_a_node_lasts_as_long_as_it() -> None:
     assert [*found, torch.cuda.current_stream()] == [side, default, default]
 
 
-# -- cuBLAS ----------------------------------------------------------------------------------------
-
-
 def test_a_buffer_for_each_thread_and_stream() -> None:
     """CublasHandlePool.cpp: ``(handle, stream)``, and the engine has a handle of its own."""
 
@@ -231,8 +222,6 @@ def test_a_buffer_for_each_thread_and_stream() -> None:
     assert [buffers(step(*found)) for found in streams] == [2, 2, 2, 4, 6]
     assert step(0, 1).end == 4 * CUBLAS
 
-
-# -- whatever the program --------------------------------------------------------------------------
 
 STEP = st.tuples(
     st.sampled_from(["make", "drop", "record", "product", "backward"]),

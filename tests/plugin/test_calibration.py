@@ -62,9 +62,6 @@ def by_operator(project: Project) -> dict[str, Size]:
     return {question.operator: figure for question, figure in found[SETUP].items()}
 
 
-# -- recorded with a GPU, used without one ---------------------------------------------------------
-
-
 def test_an_update_measures_and_traces_without_a_gpu_use_it(project, gpu, there_is):
     result, checks = run(project, "--torchmem-update", passed=1)
     assert by_operator(project) == {FORWARD: Size(5 * MIB), BACKWARD: Size(9 * MIB)}
@@ -153,9 +150,6 @@ def test_with_workers_the_controller_writes(light: Project) -> None:
     }
 
 
-# -- when nothing is measured ----------------------------------------------------------------------
-
-
 def test_runs_that_measure_nothing_and_a_dry_run_write_nothing(project, gpu):
     run(project, "--torchmem-update", "--torchmem-measure=never", passed=1)
     assert gpu.calls == []
@@ -193,9 +187,6 @@ def test_a_calibration_of_the_tests_own_is_taken_as_it_is(project: Project, gpu:
     _, checks = run(project, "--torchmem-update", *NO_TOLERANCE, passed=2)
     assert checks["test_small"]["unknown_workspaces"]
     assert len(project.calibration()[SETUP]) == 2  # of the other test
-
-
-# -- modes, other setups, files that cannot be used ------------------------------------------------
 
 
 def test_modes_of_an_update(project: Project, gpu: StandIn) -> None:
@@ -270,9 +261,6 @@ def test_a_merge_conflict_is_settled_on_a_gpu(project, gpu, there_is):
     there_is(gpu)
     run(project, "--torchmem-update", passed=1)
     assert project.file("gpu-calibration").read_text() == text
-
-
-# -- obsolete figures ------------------------------------------------------------------------------
 
 
 def test_figures_nobody_asks_for_go_with_an_update_of_the_directory(project, gpu, there_is):

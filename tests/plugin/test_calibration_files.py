@@ -84,9 +84,6 @@ def stored(figures: object, path: Path = Path("gpu-calibration.json")) -> Stored
     return StoredCalibration(path, dict(flat(load(text))), {}, True, text)
 
 
-# -- the format ------------------------------------------------------------------------------------
-
-
 def test_a_file_has_one_line_for_each_figure() -> None:
     assert dump(FIGURES) == TEXT
     assert load(TEXT) == FIGURES
@@ -159,8 +156,6 @@ def test_read_and_write_without_pytest(tmp_path: Path) -> None:
     assert "a100-80gb, torch 2.13, cuDNN 9.19.0" in repr(found)
 
 
-# -- merge conflicts -------------------------------------------------------------------------------
-
 OURS = '          "float32[2,3,8,8], float32[4,3,3,3]": [12345, "12.06 KiB"]\n'
 THEIRS = OURS.replace('[12345, "12.06', '[54321, "53.05')
 CONFLICT = TEXT.replace(OURS, f"<<<<<<< ours\n{OURS}=======\n{THEIRS}>>>>>>> theirs\n")
@@ -181,9 +176,6 @@ def test_of_a_merge_conflict_what_both_sides_agree_on_is_known(tmp_path: Path) -
     settled = plan_calibration(found, {A100: {CONVOLUTION: Size(99)}})
     assert not settled.problem
     assert settled.text == TEXT.replace('[12345, "12.06 KiB"]', '[99, "99 B"]')
-
-
-# -- what an update makes of a file ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("setup", [OLDER, OLD_TORCH])
@@ -222,9 +214,6 @@ def test_of_two_processes_the_larger_figure_counts() -> None:
     one, other = {LSTM: Size(5, 10), FFT: Size(1)}, {LSTM: Size(3, 20)}
     found = merged([{A100: one}, {A100: other}, {T4: {FFT: Size(2)}}])
     assert found == {A100: {LSTM: Size(5, 20), FFT: Size(1)}, T4: {FFT: Size(2)}}
-
-
-# -- it is no snapshot file ------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from pytest_torchmem.cli import main
 from pytest_torchmem.reports.difference import Difference, DifferenceKind, render
 from pytest_torchmem.snapshots.alive import Alive
 from pytest_torchmem.snapshots.compare import Change, Verdict, main_change
-from pytest_torchmem.snapshots.files import write
+from pytest_torchmem.snapshots.files import former_texts, write
 from pytest_torchmem.snapshots.format import Entry, Key, Snapshot, Told, dump, load, merged
 from tests.plugin.conftest import checking, git, valid
 
@@ -221,6 +221,7 @@ def test_revisions_and_the_working_tree(tmp_path, monkeypatch, command):
         git(tmp_path, "add", ".")
         git(tmp_path, "commit", "-qm", str(peak))
     assert "a dir/test_é.py::test_a" in command("compare", "HEAD~1", "HEAD", status=1)
+    assert ["2000" in text for text in former_texts(str(file))] == [True, False]
     assert main(["compare", "HEAD", "HEAD~1"]) == 0
     assert main(["compare", "HEAD"]) == 0
     write(file, _snapshot(test_a=3000))

@@ -125,9 +125,6 @@ def test_what_operators_inside_of_others_take() -> None:
     assert not measured.unknown_workspaces
 
 
-# -- outputs whose size cuDNN decides --------------------------------------------------------------
-
-
 def test_what_a_recurrent_layer_keeps_for_the_backward() -> None:
     model, x = nn.LSTM(8, 16), torch.ones(5, 2, 8)
     figure = WorkspaceSize(workspace=4096, reserve=1_000_000)
@@ -157,9 +154,6 @@ def test_what_cudnns_batch_norm_keeps_for_the_backward() -> None:
     assert measured.questions == unknown.questions
     assert measured.retained - unknown.retained == 4096
     assert measured.by_confidence("forward") == {"calibrated": 4096}
-
-
-# -- the question ----------------------------------------------------------------------------------
 
 
 def test_geometry_as_text() -> None:
