@@ -241,12 +241,13 @@ def _changes(
                 line, span = lines[numbers[at]][2:], slice(start, stop)
                 text += _note(line, then[span], former[span], at - first, last - first)
             found.append((there[at][0] in alike, CodeLine(file, numbers[at], text)))
-        if first == last and not came.issuperset(then[start:stop]):
+        gone = [one for one in former[start:stop] if not _SAYS_LITTLE.search(one)]
+        if first == last and not came.issuperset(then[start:stop]) and (gone or not former):
             after = first == len(numbers)
             number = numbers[first - after]
             note = f"gone {'after' if after else 'before'} it"
-            number_gone, texts = counted(stop - start, "line"), _shortened(former[start:stop])
-            note = f"{note}: {texts}" if former else f"{number_gone} {note}"
+            number_gone = counted(stop - start, "line")
+            note = f"{note}: {_shortened(gone)}" if former else f"{number_gone} {note}"
             found.append((False, CodeLine(file, number, f"{shown[number]}  # {note}")))
     return found
 
