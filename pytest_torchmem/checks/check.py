@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from pytest_torchmem.graphs.scaling import Scaling
     from pytest_torchmem.profile.profile import MemoryProfile
     from pytest_torchmem.targets.gpus import Gpu
-    from pytest_torchmem.tracing.sources import Code
+    from pytest_torchmem.tracing.code import Code
     from pytest_torchmem.tracing.watch import Watch
 
 
@@ -111,14 +111,14 @@ class Judge:
 
     @cached_property
     def code(self) -> Code:
-        from pytest_torchmem.tracing.sources import code_of
+        from pytest_torchmem.tracing.code import code_of
 
         with suppress(Exception):  # of objects that are not what they say; a failure needs no code
             return code_of((*self.check.request.test.functions, self.check.target.trace))
         return {}
 
     def texts(self) -> dict[str, str]:
-        from pytest_torchmem.tracing.sources import texts_of
+        from pytest_torchmem.tracing.code import texts_of
 
         return texts_of(self.code)
 
@@ -191,7 +191,7 @@ class Judge:
             return None
         from pytest_torchmem.diagnosis.diagnose import diagnose
         from pytest_torchmem.snapshots.files import former_texts
-        from pytest_torchmem.tracing.sources import changed_lines
+        from pytest_torchmem.tracing.code import changed_lines
 
         found = diagnose(before, now, moment, self.alive, self.profile)
         seen = self.watched(self.profile, found)

@@ -25,8 +25,8 @@ import pytest_torchmem as torchmem
 from pytest_torchmem import trace
 from pytest_torchmem.diagnosis.diagnose import StepGrowth, step_growth
 from pytest_torchmem.profile.timeline import Lifetimes, Role
+from pytest_torchmem.tracing.code import changed_lines, code_of, texts_of
 from pytest_torchmem.tracing.holders import HeldNames
-from pytest_torchmem.tracing.sources import changed_lines, code_of, texts_of
 from pytest_torchmem.tracing.watch import watching
 from tests.diagnosis.planted import BATCH, LENGTH, WIDTH, Block, Decoder, ids
 from tests.modules import Parts
