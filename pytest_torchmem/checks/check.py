@@ -419,7 +419,6 @@ class DeviceCheck:
         if watch is None:
             return None
         from pytest_torchmem.diagnosis.causes import Watched
-        from pytest_torchmem.interception.attribution import Attribution
         from pytest_torchmem.tracing.holders import together
 
         named: dict[What, list[str]] = {}
@@ -432,8 +431,7 @@ class DeviceCheck:
             place: [_within_program(lines, test) for lines in leads]
             for place, (_, leads) in watch.callers.items()
         }
-        check = Attribution().user_line()
-        return Watched(reasons, holders, savers, callers, check, kept)
+        return Watched(reasons, holders, savers, callers, kept)
 
     def holder(self, profile: MemoryProfile, found: StepGrowth, *, on_host: bool) -> str:
         """Trace again and return what refers to a step's largest tensor, "" if unknown."""

@@ -16,7 +16,7 @@ from pytest_torchmem.diagnosis.provenance import NOTHING_RAN, Provenance
 from pytest_torchmem.printable import listed
 from pytest_torchmem.profile.facts import Counts, FactChange, Topic, changed_facts, lacking
 from pytest_torchmem.profile.module_paths import EveryNumber, fold, unfold
-from pytest_torchmem.profile.timeline import Allocation, Kind, Origin, Phase, Role
+from pytest_torchmem.profile.timeline import Allocation, Kind, Origin, Role
 from pytest_torchmem.snapshots.alive import Alive, Group, What
 from pytest_torchmem.snapshots.format import Entry
 
@@ -39,13 +39,8 @@ CONVERTS = "aten::_to_copy"
 """The operator of ``Tensor.to``: what it makes has another type, or is on another device."""
 
 _OF_FORWARD = (*MADE, Role.EARLIER)
-_NARROW = (
-    *("bool", "uint8", "int8", "int16", "int32"),
-    *("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "float32", "complex64"),
-)
 _STANDING = {Kind.PARAMETER: "parameter", Kind.BUFFER: "buffer", Kind.INPUT: "input"}
 _OF_NO_INPUT = (Role.PARAMETER, Role.BUFFER, Role.LIBRARY)
-_MOST_NAMES = 3
 _SLACK = 2
 """For kernels that take more with other sizes."""
 _LONG = 30
@@ -110,8 +105,6 @@ class Watched:
     """The ``autograd.Function`` that saves a tensor of a group for its backward, and its line."""
     callers: Mapping[tuple[str, str], Collection[tuple[str, ...]]] = field(default_factory=dict)
     """By a module and a line: the program's lines that lead to it in its calls, nearest first."""
-    check: str = ""
-    """The program's line that calls the check."""
     ran: bool = False
     """Whether there was a second trace, in which holders were looked for."""
 
@@ -184,16 +177,11 @@ class Evidence:
         """Return the modules that made an operator's inputs, back to known layers."""
         return self.ran.makers_before(operator, self.before.facts.get(Topic.GIVEN, {}))
 
-    def source_of(self, index: int, size: int) -> Allocation | None:
-        """Return the first tensor with a size of an allocation, if no tensor had it before; else
-        that from which it has it, if its operator is called more often.
-        """
+    def first_with(self, size: int) -> Allocation | None:
+        """Return the first tensor with a size, if that is known and no tensor had it before."""
         inputs = (one.shape for own in self.then(Topic.INPUTS).values() for one in own)
         shapes = (*inputs, *(one.shape for one in self.known()))
-        if not any(size in shape for shape in shapes):
-            return self.ran.first_with(size)
-        source = self.ran.source_of(index, size) if index >= 0 else None
-        return source if source is not None and self.rose(source.origin.operator) else None
+        return self.ran.first_with(size) if not any(size in shape for shape in shapes) else None
 
     def first(self, row: Row) -> int:
         """Return the index of the first allocation of a row, -1 where it is not known."""
@@ -309,9 +297,7 @@ class Evidence:
         """Return what was there in the place of a row, of the same shape and fewer bytes: of the
         same operator, or else no fewer of the same role in the same module.
         """
-        now = row.now
-        if now is None:
-            return None
+        now = row.what
         known = (row.before,) if row.before else (*self.gone(now.module, now.source),)
         if not row.before:
             known += tuple(
@@ -339,17 +325,9 @@ class Evidence:
         return [change for change in self.facts if change.topic == topic]
 
 
-def called_at(module: str, lines: Sequence[str]) -> tuple[str, Origin | None]:
-    """Return in words a few lines that call a module; the only one as a place."""
-    if len(lines) == 1:
-        return "", Origin(Phase.FORWARD, module, "", lines[0])
-    return f"at {' and '.join(lines)}" if 1 < len(lines) <= _MOST_NAMES else "", None
-
-
 def _is_narrower(was: What, now: What) -> bool:
-    if not was.dtype or was.shape != now.shape or was.dtype not in _NARROW:
-        return False
-    return was.dtype != now.dtype and was.nbytes < now.nbytes
+    is_another = was.dtype != now.dtype and "" not in (was.dtype, now.dtype)
+    return is_another and was.shape == now.shape and was.nbytes < now.nbytes
 
 
 Finder = Callable[[Evidence], Cause | None]
@@ -413,15 +391,13 @@ def fact_rule(
     rows: Callable[[Evidence, FactChange], Iterable[Row]] = lambda evidence, change: (
         evidence.of_module(change.name)
     ),
-    place: Callable[[Evidence, FactChange], Origin | None] = lambda evidence, change: None,
     *,
     sure: bool = True,
 ) -> None:
     """Register a rule that compares facts of a topic: of the changed ones, that explains most.
 
     ``told`` yields the values of the sentence for a change, and with them, as ``numbers``, which
-    modules of the pattern it is about. The sentence may name ``{module}`` and ``{name}``; ``place``
-    is to blame, where it is known.
+    modules of the pattern it is about. The sentence may name ``{module}`` and ``{name}``.
     """
 
     @rule(name, sentence, sure=sure)
@@ -430,8 +406,6 @@ def fact_rule(
             cause(
                 name,
                 rows(evidence, change),
-                None,
-                place(evidence, change),
                 module=evidence.module(change.name, values.get("numbers", "")),
                 **{"name": change.name, **values},
             )
@@ -489,14 +463,11 @@ def shown_by(rows: Sequence[Row]) -> Row:
     return first if first.change >= _MAIN * largest.change else largest
 
 
-def placed_in(evidence: Evidence, pattern: str, found: Cause) -> Cause:
+def placed_in(pattern: str, found: Cause) -> Cause:
     """Return a cause with a place in the module that it is about: what its forward makes."""
     own = [row for row in found.rows if within(pattern, row.what.module) and row.what.line]
     made = [row for row in own if row.what.role in _OF_FORWARD]
-    if made:
-        return replace(found, row=shown_by(made))
-    origin = evidence.ran.largest_in(pattern)
-    return replace(found, row=shown_by(own) if own else found.row, origin=origin)
+    return replace(found, row=shown_by(made or own)) if own else found
 
 
 def find_causes(evidence: Evidence) -> tuple[Cause, ...]:

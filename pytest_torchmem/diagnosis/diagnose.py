@@ -144,7 +144,7 @@ def diagnose(
     ran = NOTHING_RAN
     if profile is not None and moment != HOST:  # whose allocations are others
         made = profile.calls or (), dict(profile.broadcasts), profile.functions
-        ran = Provenance(profile.timeline, *made, profile.module_lines, profile.host_timeline)
+        ran = Provenance(profile.timeline, *made, profile.host_timeline)
     last = _made_last(profile, moment) if profile is not None else None
     evidence = Evidence(before, now, found, whole, ran, watched or Watched(), names, last)
     said = _diagnosed(evidence, find_causes(evidence), profile)

@@ -1,17 +1,15 @@
 """Where the tensors of a step come from: the calls that made them, and what those read."""
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import islice
 from math import prod
 
-from pytest_torchmem.profile.module_paths import fold, prefixes
+from pytest_torchmem.profile.module_paths import fold
 from pytest_torchmem.profile.timeline import Allocation, Kind, OperatorCall, Origin, Phase, Timeline
 
 _ZERO = ("aten::zero_", "aten::_foreach_zero_")
-_STACKS = ("aten::stack", "aten::cat")
-"""By which batches are made."""
 _MOST_ANCESTORS, _MOST_CALLS = 200, 20
 STANDING = (Kind.PARAMETER, Kind.BUFFER, Kind.INPUT)
 DOUBLE = ("float64", "complex128")
@@ -26,11 +24,10 @@ class Provenance:
         calls: Sequence[OperatorCall] = (),
         broadcasts: Mapping[Origin, str] | None = None,
         functions: Iterable[tuple[Origin, str]] = (),
-        module_lines: Mapping[str, str] | None = None,
         on_host: Timeline | None = None,
     ) -> None:
         self._on_host = on_host.allocations if on_host is not None else ()
-        self._functions, self._module_lines = functions, module_lines or {}
+        self._functions = functions
         self._events, self._allocations, self._calls = timeline.events, timeline.allocations, calls
         self.broadcasts: Mapping[Origin, str] = broadcasts or {}
         self._makers: dict[str, set[str]] = {}
@@ -99,24 +96,6 @@ class Provenance:
                         waiting.append(read)
                     yield read
 
-    def kinds_before(self, index: int, ends: Collection[Kind]) -> set[Kind]:
-        """Return the ``ends`` that an allocation was computed of, ``OTHER`` for all else."""
-        waiting, seen, found = deque([index]), {index}, set()
-        while waiting and len(seen) < _MOST_ANCESTORS:
-            reads = self.reads(waiting.popleft())
-            if not reads:
-                found.add(Kind.OTHER)
-            for read in reads:
-                one = self._allocations[read]
-                if read in seen or prod(one.shape) == 1:
-                    continue
-                seen.add(read)
-                if one.kind in ends:
-                    found.add(one.kind)
-                else:
-                    waiting.append(read)
-        return found
-
     def original_of(self, index: int, copies: Collection[str]) -> Allocation | None:
         """Return the tensor that copies by operators of ``copies`` go back to, if it is known."""
         seen, found = {index}, None
@@ -161,24 +140,10 @@ class Provenance:
                 return one
         return None
 
-    def first_made(self, tensor: tuple[str, tuple[int, ...]], module: str = "") -> int:
-        """Return the index of the first tensor of a type and a shape, and no parameter, else of one
-        that a module reads by a view, or -1.
-        """
-        made = [one for one in enumerate(self._allocations) if one[1].kind not in STANDING]
-        same = (index for index, one in made if (one.dtype, one.shape) == tensor)
-        if (found := next(same, -1)) >= 0:
-            return found
-        size, read = (tensor[0], prod(tensor[1])), {*self.read_in(module)}
-        views = (i for i, one in made if i in read and (one.dtype, prod(one.shape)) == size)
-        return next(views, -1)
-
-    def made_on_host(self, copy: Allocation) -> Origin | None:
-        """Return who first made on the host what a tensor is a copy of; of a stack, its items."""
-        made = {one.shape: one.origin for one in reversed(self._on_host) if one.origin.line}
-        found = made.get(copy.shape) if copy.origin.operator == "aten::_to_copy" else None
-        is_stack = found is not None and found.operator in _STACKS
-        return made.get(copy.shape[1:], found) if is_stack else found
+    def first_made(self, tensor: tuple[str, tuple[int, ...]]) -> int:
+        """Return the index of the first tensor of a type and a shape, and no parameter, or -1."""
+        made = ((i, one) for i, one in enumerate(self._allocations) if one.kind not in STANDING)
+        return next((index for index, one in made if (one.dtype, one.shape) == tensor), -1)
 
     def first_double_on_host(self, copy: Allocation) -> Origin | None:
         """Return who made on the host what a tensor is a copy of, or a view of it, if in double
@@ -187,12 +152,6 @@ class Provenance:
         size, made = prod(copy.shape), (one for one in self._on_host if one.dtype in DOUBLE)
         same = (one.origin for one in made if prod(one.shape) == size and one.origin.line)
         return next(same, None) if copy.origin.operator == "aten::_to_copy" else None
-
-    def only_maker(self, tensor: tuple[str, tuple[int, ...]]) -> Origin | None:
-        """Return who made all tensors of a type and a shape in the forward, if one line did."""
-        own = [one.origin for one in self._allocations if (one.dtype, one.shape) == tensor]
-        made = {one[2:4]: one for one in own if one.phase is Phase.FORWARD}
-        return next(iter(made.values())) if len(made) == 1 else None
 
     def first_with(self, size: int) -> Allocation | None:
         """Return the first tensor that has a size which nothing had that its operator read."""
@@ -203,31 +162,11 @@ class Provenance:
                 return one if read and one.origin.line else None
         return None
 
-    def source_of(self, index: int, size: int) -> Allocation | None:
-        """Return the tensor that an allocation has a size from: it was made of none that has it."""
-        waiting, seen, first = deque([index]), {index}, -1
-        while waiting and len(seen) < _MOST_ANCESTORS:
-            at = waiting.popleft()
-            found = [one for one in self.reads(at) if size in self._allocations[one].shape]
-            found = [one for one in found if self._allocations[one].kind not in STANDING]
-            first = at if not found else first
-            waiting.extend(one for one in found if one not in seen)
-            seen.update(found)
-        one = self._allocations[first] if first in self._made_by else None
-        return one if one is not None and one.origin.line else None
-
     def largest(self, operator: str) -> Allocation | None:
         """Return the largest tensor that an operator made, in the forward if it ran there."""
         own = [call for call in self._calls if call.origin.operator == operator]
         forward = [call for call in own if call.origin.phase is Phase.FORWARD]
         return max(self._tensors(forward or own), key=lambda one: one.nbytes, default=None)
-
-    def largest_in(self, module: str) -> Origin | None:
-        """Return who made the largest tensor in a module, a pattern, outside of the backward."""
-        own = (call for call in self._forward if fold(call.origin.module)[0] == module)
-        made = self._tensors(own)
-        found = max(made, key=lambda one: (bool(one.origin.line), one.nbytes), default=None)
-        return found.origin if found is not None else None
 
     def given_as(self, place: int, operators: Collection[str]) -> Iterator[int]:
         """Yield what operators read in one place of their arguments, outside of the backward."""
@@ -275,12 +214,6 @@ class Provenance:
         """The operators that autograd recorded, by their nodes."""
         return {call.node: call.origin for call in self._calls if call.node > 0}
 
-    @cached_property
-    def times_recorded(self) -> Counter[tuple[str, str, str]]:
-        """How often autograd recorded an operator, by module's pattern, itself and line."""
-        own = (call.origin for call in self._calls if call.node > 0)
-        return Counter((fold(one.module)[0], one.operator, one.line) for one in own)
-
     def saver(self, index: int) -> Origin | None:
         """Return the only operator of the forward whose backward reads an allocation, if any."""
         nodes = {-call.node for call in self._calls if call.node < 0 and index + 1 in call.reads}
@@ -307,11 +240,6 @@ class Provenance:
         """Return where operators were called, by the patterns of modules, and lines."""
         origins = (one for name in operators for one in self.places(name) if one.line)
         return {(fold(one.module)[0], one.line) for one in origins}
-
-    def called_from(self, module: str, line: str = "") -> str:
-        """Return the nearest line but ``line`` that calls a module or one around it, or ""."""
-        lines = (self._module_lines.get(one, "") for one in reversed(prefixes(module)))
-        return next((one for one in lines if one not in ("", line)), "")
 
     def called_as(self, *names: str) -> list[Origin]:
         """Return where the source calls functions of these names, as operators, one a line."""

@@ -166,8 +166,6 @@ class FactCollector:
         """Returns the program's line that runs, "" for none."""
         self.callers: dict[str, str] = {}
         """Outermost modules of installed libraries, and the program's lines that call them."""
-        self.module_lines: dict[str, str] = {}
-        """By modules, as patterns: the line that called the first of them, "" for none."""
         self.library_lines: dict[tuple[str, str], str] = {}
         """By modules, as patterns, and libraries' lines: the program's that call them, or ""."""
         self.device = "cpu"
@@ -241,8 +239,6 @@ class FactCollector:
         if own not in self._seen:
             self._seen.add(own)
             self._note_layer(path, module, given[0])
-            if (pattern := fold(path)[0]) not in self.module_lines:
-                self.module_lines[pattern] = self._line()
             if (
                 _is_of_library(str(type(module).__module__))
                 and path.partition(".")[0] not in self.callers  # as of most

@@ -114,8 +114,6 @@ class MemoryProfile(ComputedLater, Tabular):
     """Operators whose result is larger than their inputs, with the shapes of these."""
     callers: tuple[tuple[str, str], ...] = field(default=(), repr=False, compare=False)
     """Outermost modules of installed libraries, and the lines of the program that call them."""
-    module_lines: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
-    """By the pattern of a module: the line that called the first of it."""
     library_lines: Mapping[tuple[str, str], str] = field(
         default_factory=dict, repr=False, compare=False
     )

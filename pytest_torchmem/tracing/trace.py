@@ -347,7 +347,6 @@ def _profile(
         "facts": Later(lambda: facts.facts((call[2], call[3]) for call in calls)),
         "broadcasts": tuple(facts.broadcasts.items()),
         "callers": tuple(facts.callers.items()),
-        "module_lines": facts.module_lines,
         "library_lines": {place: line for place, line in facts.library_lines.items() if line},
         "functions": Later(lambda: tuple(operator_log.functions_called(facts.sites.items()))),
         "level": compiled.level,

@@ -8,7 +8,6 @@ import functools
 import importlib
 import inspect
 import io
-import sys
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -53,10 +52,7 @@ class Planted:
     def line(self) -> str:
         """The end of the source line that is to blame."""
         lines = Path(self.file).read_text(encoding="utf-8").splitlines()
-        # Which call of a function it is that is to blame is told since Python 3.11.
-        words = ("here", "call") if sys.version_info >= (3, 11) else ("here",)
-        ends = tuple(f"# {word}: {self.name}" for word in words)
-        marked = [n for n, line in enumerate(lines, 1) if line.endswith(ends)]
+        marked = [n for n, line in enumerate(lines, 1) if line.endswith(f"# here: {self.name}")]
         return f"{Path(self.file).name}:{marked[0]}" if marked else ""
 
 
@@ -195,8 +191,8 @@ def untied_for_more_words(wrong: bool) -> Step:
 
 @planted("inputs", "input of Linear changed, float32[4, 64] → [512, 64]", "", "aten::", "cuda")
 def stacked_on_host(wrong: bool, device: str) -> None:
-    items = [torch.full((64,), 0.5) for _ in range(512 if wrong else 4)]  # here: stacked_on_host
-    nn.Linear(64, 64).to(device)(torch.stack(items).to(device)).square().sum().backward()
+    x = torch.stack([torch.full((64,), 0.5) for _ in range(512 if wrong else 4)]).to(device)
+    nn.Linear(64, 64).to(device)(x).square().sum().backward()  # here: stacked_on_host
 
 
 @planted("given", "Chosen.experts.*.up is given [128, 32], and was given", "Chosen.experts", "")
@@ -325,7 +321,7 @@ def gradients_not_set_to_none(wrong: bool, device: str) -> None:
         optimizer.step()
 
 
-@planted("gradients kept", "forward: nothing sets them to none before it", "", "loss.backward")
+@planted("gradients kept", "forward: nothing sets them to none before it", "", "addmm")
 def gradients_of_the_step_before(wrong: bool, device: str) -> list[float]:
     model = nn.Linear(256, 256).to(device)
     optimizer = torch.optim.AdamW(model.parameters())
@@ -453,17 +449,17 @@ def another_block(wrong: bool) -> Step:
     return Decoder(depth=5 if wrong else 4), (ids(),), {}
 
 
-@planted("new module", "*.scale is new, and saves the output of aten::addmm", ".scale", "mul", "")
+@planted("new module", "*.scale is new, and saves the output of aten::addmm", "linear", "mm", "")
 def a_scale_of_what_is_freed(wrong: bool) -> Step:
     """What it makes is gone at the peak, and what it is given was, too."""
 
     class Scale(Parts):
         def forward(self, x: Tensor) -> Tensor:
-            return x * self.gamma  # here: a_scale_of_what_is_freed
+            return x * self.gamma
 
     class Residual(Parts):
         def forward(self, x: Tensor) -> Tensor:
-            made = self.linear(x)
+            made = self.linear(x)  # here: a_scale_of_what_is_freed
             return self.down(F.gelu(self.up(x + (self.scale(made) if wrong else made))))
 
     def residual() -> nn.Module:
@@ -523,7 +519,7 @@ def losses_added_up(wrong: bool, device: str) -> None:
         else:
             loss.backward()
     if wrong:
-        total.backward()  # call: losses_added_up
+        total.backward()
 
 
 @planted("gradients recorded", "runs with gradients, and ran under no_grad", "Sequential", "", "")
@@ -654,7 +650,7 @@ def gradients_in_one_tensor(wrong: bool, device: str) -> None:
         flat.norm()
 
 
-@planted("held", "keeps parameters: the graph of the dict Smoothed.shadow", "", "add.Tensor")
+@planted("held", "keeps parameters: the graph of the dict Smoothed.shadow", "", "weight")
 def average_with_a_graph(wrong: bool, device: str) -> Smoothed:
     model = nn.Linear(256, 256).to(device)
     smoothed = Smoothed(model)
@@ -855,14 +851,14 @@ def gated_twice(wrong: bool) -> Step:
     return Mixed(up=nn.Linear(64, 128), gate=nn.Linear(64, 128)), (torch.zeros(64, 64),), {}
 
 
-@planted("layer", "is Conv2d(16, 16), and was Conv2d(16, 2)", "Head.head", "aten::", "cuda")
+@planted("layer", "is Conv2d(16, 16), and was Conv2d(16, 2)", "Head", "aten::", "cuda")
 def as_many_classes_as_channels(wrong: bool) -> Step:
     """Both numbers of the layer are the same now, and one of them was there before."""
 
     class Head(Parts):
         def forward(self, x: Tensor) -> Tensor:
-            logits = self.head(x)  # here: as_many_classes_as_channels
-            return logits.softmax(1).log().sum()
+            logits = self.head(x)
+            return logits.softmax(1).log().sum()  # here: as_many_classes_as_channels
 
     return Head(head=nn.Conv2d(16, 16 if wrong else 2, 1)), (torch.zeros(4, 16, 64, 64),), {}
 
@@ -915,7 +911,7 @@ def kept_until_an_update(wrong: bool, device: str) -> None:
     optimizer.step()
 
 
-@planted("sharded", ".* is no longer given to fully_shard", "", "fully_shard", "cuda")
+@planted("sharded", ".* is no longer given to fully_shard", "", "aten::", "cuda")
 def unit_of_sharding_lost(wrong: bool) -> Step:
     def step() -> None:
         mesh = init_device_mesh("cuda", (4,))
@@ -923,8 +919,8 @@ def unit_of_sharding_lost(wrong: bool) -> Step:
         model = nn.Sequential(*units).cuda()
         for unit in () if wrong else model:
             fully_shard(unit, mesh=mesh)
-        model = fully_shard(model, mesh=mesh)  # here: unit_of_sharding_lost
-        model(torch.zeros(4, 256, device="cuda")).sum().backward()
+        model = fully_shard(model, mesh=mesh)
+        model(torch.zeros(4, 256, device="cuda")).sum().backward()  # here: unit_of_sharding_lost
 
     return step, (), {"world_size": 4}
 
@@ -937,7 +933,7 @@ def units_of_sharding_in_float32(wrong: bool) -> Step:
         policies = [MixedPrecisionPolicy(dtype) for dtype in (torch.float32, torch.bfloat16)]
         for unit in model:
             policy = policies[not wrong]
-            fully_shard(unit, mesh=mesh, mp_policy=policy)  # call: units_of_sharding_in_float32
+            fully_shard(unit, mesh=mesh, mp_policy=policy)
         fully_shard(model, mesh=mesh, mp_policy=policies[1])
         model(torch.zeros(256, 256, device="cuda")).sum().backward()
 
@@ -1267,7 +1263,7 @@ def convolution_by_hand(wrong: bool) -> Step:
     return model, (torch.zeros(4, 16, 32, 32, requires_grad=True),), {}
 
 
-@planted("inputs", "input 1 float32[4, 3, 16, 16] is new, and 1 more input", "", "torchmem.check")
+@planted("inputs", "input 1 float32[4, 3, 16, 16] is new, and 1 more input")
 def more_crops(wrong: bool) -> Step:
     class Crops(Parts):
         def forward(self, crops: list[Tensor]) -> Tensor:
@@ -1339,13 +1335,13 @@ def converted_earlier(wrong: bool, device: str) -> None:
         nn.Linear(1024, 8).to(device)(batch if wrong else batch.float() / 255).sum().backward()
 
 
-@planted("given", "1 is given [512, 64] of aten::cat, and was given [512, 32]", "Dense", "cat", "")
+@planted("given", "1 is given [512, 64] of aten::cat, and was given [512, 32]", "Dense", "mm", "")
 def joined_instead_of_added(wrong: bool) -> Step:
     class Dense(Parts):
         def forward(self, x: Tensor) -> Tensor:
             for layer in self.layers:
-                made = layer(x).relu()
-                x = torch.cat([x, made], -1) if wrong else x + made  # here: joined_instead_of_added
+                made = layer(x).relu()  # here: joined_instead_of_added
+                x = torch.cat([x, made], -1) if wrong else x + made
             return x
 
     widths = [WIDTH * (1 + wrong * place) for place in range(4)]
@@ -1364,13 +1360,13 @@ def turns_are_joined(wrong: bool, device: str) -> None:
 
     class Turns(nn.Module):
         def forward(self, x: Tensor, past: Past | None = None) -> tuple[Tensor, Past]:
-            x = x if past is None else torch.cat([past.seen, x])
+            x = x if past is None else torch.cat([past.seen, x])  # here: turns_are_joined
             return x.sin().sum(), Past(x)
 
     model, past = Turns(), None
     for _ in range(3):
         x = torch.zeros(256, 16, device=device)
-        _, made = model(x, past=past)  # here: turns_are_joined
+        _, made = model(x, past=past)
         past = made if wrong else None
 
 
@@ -1384,7 +1380,7 @@ def no_longer_channels_last(wrong: bool) -> Step:
     return model if wrong else model.to(memory_format=torch.channels_last), (last,), {}
 
 
-@planted("parameter", "Tables.window is a parameter, and was a buffer", "Tables", "aten::mul")
+@planted("parameter", "Tables.window is a parameter, and was a buffer", "Tables", "aten::addmm")
 def buffer_that_is_trained(wrong: bool) -> Step:
     class Tables(Parts):
         def forward(self, x: Tensor) -> Tensor:
@@ -1439,7 +1435,7 @@ def gradients_of_outputs_kept(wrong: bool, device: str) -> None:
         model.zero_grad()
 
 
-@planted("called", "Messages.edge is called twice, and was once", "Messages.edge", "", "")
+@planted("called", "Messages.edge is called twice, and was once", "Messages", "", "")
 def layer_called_twice(wrong: bool) -> Step:
     class Messages(Parts):
         def forward(self, x: Tensor) -> Tensor:
@@ -2382,12 +2378,12 @@ def products_kept_for_a_backward(wrong: bool) -> Step:
 
 
 def _batch(size: int) -> Tensor:
-    return torch.randn(size, 64)  # here: validated_with_more
+    return torch.randn(size, 64)
 
 
 def _validate(model: nn.Module, size: int) -> None:
     with torch.no_grad():
-        model(_batch(size)).sum()
+        model(_batch(size)).sum()  # here: validated_with_more
 
 
 @planted("inputs", "input of Sequential changed, float32[64, 64] → float32[2048, 64]", device="")

@@ -131,13 +131,9 @@ def test_what_leads_to_a_line_that_was_there_before_is_told(monkeypatch):
     monkeypatch.setenv("COLUMNS", "400")
     planted = next(one for one in PLANTED if one.name == "validated_with_more")
     lines = Path(planted.file).read_text(encoding="utf-8").splitlines()
-    inner, outer = (
-        next(number for number, line in enumerate(lines, 1) if line.endswith(end))
-        for end in ("model(_batch(size)).sum()", "# outer: validated_with_more")
-    )
+    outer = next(n for n, one in enumerate(lines, 1) if one.endswith(f"# outer: {planted.name}"))
     second = message(judged(planted.build, "cpu")[0]).splitlines()[1]
-    file = "tests/diagnosis/planted.py"
-    assert second.endswith(f"called in {file}:{inner} from {file}:{outer}")
+    assert second.endswith(f"{planted.line}, called in tests/diagnosis/planted.py:{outer}")
 
 
 def test_a_message_has_few_lines_unless_everything_is_asked_for(monkeypatch):

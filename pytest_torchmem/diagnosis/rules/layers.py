@@ -43,7 +43,7 @@ from pytest_torchmem.profile.module_paths import (
     read_numbers,
     unfold,
 )
-from pytest_torchmem.profile.timeline import Kind, Origin, Phase, Role
+from pytest_torchmem.profile.timeline import Kind, Role
 
 _LONG = 40
 """Letters of a layer beyond which another class is told by its name alone."""
@@ -133,14 +133,6 @@ class LayerChange(NamedTuple):
                 return inf
             found = max(found, now / was, was / now)
         return found
-
-    @property
-    def is_exchanged(self) -> bool:
-        """Whether attributes are in the place of others, which say nothing of one another."""
-        now, before = self.layer.settings, self.was.settings
-        both = now.keys() & before.keys()
-        same = all(now[name] == before[name] for name in both)
-        return not self.is_of_torch and same and bool(now.keys() - both and before.keys() - both)
 
     @property
     def is_set_otherwise(self) -> bool:
@@ -331,8 +323,6 @@ def _of_change(
     calls_others = any(evidence.rose(row.what.source) for row in inside)
     if change.is_narrower or (change.is_of_rates and calls_others):
         return None
-    if change.is_exchanged and larger:
-        return None  # what is given to layers says more
     if change.is_same_class and not evidence.can_explain(change.factor, (Role.LIBRARY,)):
         return None
     given = larger.get(pattern)
@@ -358,17 +348,7 @@ def _of_change(
     before = change.before or "not"
     values = {"are": "is", "were": "was", "has": "has", "now": change.now, "before": before}
     found = cause(name, rows, module=module, **values)
-    made = None if change.is_of_torch else _wrapped_at(evidence, pattern, change.layer)
-    return found and (replace(found, origin=made) if made else placed_in(evidence, pattern, found))
-
-
-def _wrapped_at(evidence: Evidence, pattern: str, layer: Layer) -> Origin | None:
-    """Return which call of ``fully_shard``, or of a module's class, has set a module up, where that
-    can be told: ``fully_shard`` is given what is inside first (torch/distributed/fsdp,
-    _fully_shard/_fully_shard.py), and a whole model last.
-    """
-    calls = evidence.ran.called_as("fully_shard" if _SHARDED in layer.settings else layer.name)
-    return calls[0 if "." in pattern else -1] if 0 < len(calls) <= _INNER_AND_OUTER else None
+    return found and placed_in(pattern, found)
 
 
 def _is_about(row: Row, pattern: str, numbers: str) -> bool:
@@ -394,7 +374,7 @@ def _first_of(numbers: str, stars: int) -> list[int]:
     return [min(star, default=0) for star in read_numbers(numbers)[:stars]]
 
 
-_SHARDED, _INNER_AND_OUTER = "reshard_after_forward", 2
+_SHARDED = "reshard_after_forward"
 
 
 @rule("sharded", "{module}{kind} is no longer given to fully_shard, only those around", sure=True)
@@ -409,8 +389,7 @@ def no_longer_sharded(evidence: Evidence) -> Cause | None:
             module = evidence.module(change.name, lost[0].numbers)
             kinds = [one.name for one in new if one.kind != lost[0].kind]
             kind = f" ({kinds[0]}, and was {lost[0].name.removeprefix('FSDP')})" if kinds else ""
-            call = [None, *evidence.ran.called_as("fully_shard")][-1]
-            return cause("sharded", evidence.came(), None, call, module=module, kind=kind)
+            return cause("sharded", evidence.came(), module=module, kind=kind)
     return None
 
 
@@ -455,15 +434,10 @@ def new_module(evidence: Evidence) -> Cause | None:
         known = (one for one in evidence.known_groups if within(pattern, one.what.module))
         there = ("/".join(one.numbers.split("/")[:stars]) for one in known)
         is_known = any(not numbers or are_among(numbers, one) for one in there)
-        caller = evidence.ran.called_from(pattern)
-        if rows and caller == shown_by(rows).what.line:
-            caller = ""  # the place says the same
-        called = f"called in {caller}" if caller else "called"
-        new = f"{called}, and was not" if is_known else "new"
-        instead += f": {called}" if caller and not is_known else ""
+        new = "called, and was not" if is_known else "new"
         found = cause("new module", [*rows, *saved], module=path, new=new, instead=instead)
         if found is not None and found.row is not None and (saves or not found.row.what.line):
-            found = placed_in(evidence, pattern, found)
+            found = placed_in(pattern, found)
         best = largest(filter(None, (best, found)))
     return best
 
@@ -501,13 +475,12 @@ def _in_the_place_of(evidence: Evidence, pattern: str) -> str:
 
 def _otherwise_in(evidence: Evidence, pattern: str, gone: Sequence[str]) -> str:
     """Return in words how layers of a new module differ from those of as many widths in its place,
-    or that they are given more; "" if that is not known or neither is so.
+    "" if that is not known, or they do not.
     """
-    before, own = _facts_in(evidence, Topic.GIVEN, pattern, gone)
-    sides = [max(side, key=lambda one: prod(one.shape)) for side in (own, before) if side]
-    if sides[1:] and prod(sides[0].shape) > prod(sides[1].shape):
-        return f", given {sides[0].text} instead of {sides[1].text}"
-    before, own = _facts_in(evidence, Topic.LAYERS, pattern, gone)
+    changes = evidence.about(Topic.LAYERS)
+    left = (c for c in changes if not c.now and any(within(one, c.name) for one in gone))
+    own = [one for change in changes if within(pattern, change.name) for one in change.now]
+    before = [one for change in left for one in change.before]
     for was in (one for one in before if one.is_of_torch and one.widths):
         alike = [one for one in own if (one.kind, one.widths) == (was.kind, was.widths)]
         if alike and all(_without_bias(one) != _without_bias(was) for one in alike):
@@ -518,16 +491,6 @@ def _otherwise_in(evidence: Evidence, pattern: str, gone: Sequence[str]) -> str:
 
 def _without_bias(layer: Layer) -> dict[str, Any]:
     return {name: value for name, value in layer.settings.items() if name != "bias"}
-
-
-def _facts_in(
-    evidence: Evidence, topic: str, pattern: str, gone: Sequence[str]
-) -> tuple[list[Any], list[Any]]:
-    """Return facts of what is gone with modules, and of what is in a new one."""
-    changes = evidence.about(topic)
-    left = (c for c in changes if not c.now and any(within(one, c.name) for one in gone))
-    came = (change for change in changes if within(pattern, change.name))
-    return [one for c in left for one in c.before], [one for c in came for one in c.now]
 
 
 def _kinds(layers: Mapping[str, tuple[Layer, ...]], path: str) -> set[str]:
@@ -567,23 +530,15 @@ def given_more(evidence: Evidence) -> Cause | None:
     module = evidence.module(first, shape.numbers)
     values = {"now": now, "before": given.before.text, "since": ""}
     placed = [row for row in own if within(first, row.what.module)]
-    gone = evidence.gone(fold(made.module)[0], made.operator) if made is not None else ()
-    is_new = any(0 < prod(one.shape) < prod(shape.shape) for one in gone)  # made smaller there
-    is_new = is_new or (made is not None and evidence.rose(made.operator))
-    origin = made if is_new else None  # else what it is given to
-    if origin is None and not placed:
-        caller = evidence.ran.called_from(first)
-        origin = Origin(Phase.FORWARD, first, "", caller) if caller else made
+    origin = None if placed else made
     new = [size for size, was in zip(shape.shape, given.before.shape, strict=False) if size != was]
     is_one = len(new) == 1 and len(shape.shape) == len(given.before.shape)
-    source = evidence.source_of(index, new[0]) if is_one else None
+    source = evidence.first_with(new[0]) if is_one else None
     if source is not None and source.origin != made:
         origin, values["since"] = source.origin, f": {source.origin.operator} makes {source.tensor}"
     more = evidence.more_called  # for other causes
     calm = [row for row in placed if row.what.source not in more]
     shown = shown_by(calm or placed or own or rows)
-    if origin is None and (caller := evidence.ran.called_from(first, shown.what.line)):
-        values["since"] = f", called in {caller}"
     found = cause("given", rows, shown, origin, module=module, **values)
     return found and replace(found, larger=most)
 

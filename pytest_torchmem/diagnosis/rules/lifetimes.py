@@ -43,8 +43,7 @@ def fewer_backwards(evidence: Evidence) -> Cause | None:
         return None  # as those of several graphs are
     before, now = map(times, backwards)
     words = {"now": f"backward runs {now}", "before": f"run {before}"}
-    lines = evidence.ran.called_as("backward")
-    return cause("backwards", rows, None, lines[0] if len(lines) == 1 else None, **words)
+    return cause("backwards", rows, **words)
 
 
 @rule("graph kept", "a backward with {option}=True at {line} {news} its graph{holder}", sure=True)
@@ -118,8 +117,6 @@ def gradients_kept(evidence: Evidence) -> Cause | None:
         why = holder
     else:
         why = "nothing sets them to none before it"
-        backwards = evidence.ran.called_as("backward")
-        zeroed = backwards[0] if len(backwards) == 1 else None
     return cause("gradients kept", rows, None, zeroed, phase=phase, why=why)
 
 
@@ -135,13 +132,11 @@ def gradients_together(evidence: Evidence) -> Cause | None:
         )
         for side in sides
     )
-    in_step = moment == "optimizer_peak"
-    if not (in_step or moment == "backward_peak") or not then or not then.keys() < now.keys():
+    is_meant = moment in ("optimizer_peak", "backward_peak")
+    if not is_meant or not then or not then.keys() < now.keys():
         return None
-    rows = [*evidence.came(Role.GRADIENT)]
-    last = evidence.last.origin if in_step and evidence.last is not None else None
-    place = Origin(Phase.OPTIMIZER, "", "", last.line) if last is not None else None
-    return cause("gradients together", rows, None, place, modules=" and ".join(now))
+    rows = evidence.came(Role.GRADIENT)
+    return cause("gradients together", rows, modules=" and ".join(now))
 
 
 def _gradients(evidence: Evidence) -> list[Row]:
@@ -243,7 +238,7 @@ def left_at_end(evidence: Evidence) -> Cause | None:
         first = shown_by(rows)
         what = f"{first.what.tensor or 'memory'} of {first.what.source} is"
     holder = _holder(evidence, rows)
-    return cause("left", rows, None, _root_of(evidence, holder), what=what, holder=holder)
+    return cause("left", rows, what=what, holder=holder)
 
 
 @rule("held", "the program keeps {what}{holder}")
@@ -274,7 +269,7 @@ def held_by_program(evidence: Evidence) -> Cause | None:
     if not holder and evidence.watched.ran:
         return None
     what += _meanwhile(evidence, rows)
-    return cause("held", rows, None, _root_of(evidence, holder), holder=holder, what=what)
+    return cause("held", rows, holder=holder, what=what)
 
 
 def _counted(evidence: Evidence, rows: list[Row]) -> str:
@@ -304,16 +299,6 @@ def _meanwhile(evidence: Evidence, rows: list[Row]) -> str:
     return f" while {last.origin.operator} makes {last.tensor}"
 
 
-def _root_of(evidence: Evidence, holder: str) -> Origin | None:
-    """Return where the tensor was made whose graph is a holder, if that is alive as well."""
-    if not holder.startswith(f": {GRAPH}"):
-        return None
-    kept = (what for what, name in evidence.watched.holders.items() if holder == f": {GRAPH}{name}")
-    largest = max(kept, key=lambda what: what.nbytes, default=None)
-    made = (Phase.FORWARD, largest.module, largest.source, largest.line) if largest else None
-    return Origin(*made) if made else None
-
-
 @rule("held between", "{what}")
 def held_between(evidence: Evidence) -> Cause | None:
     """What is made after a backward stays: a copy of the weights, an average, a metric."""
@@ -322,7 +307,7 @@ def held_between(evidence: Evidence) -> Cause | None:
     if not rows:
         return None
     first = shown_by(rows)
-    kinds = evidence.ran.kinds_before(evidence.first(first), _MADE_OF)
+    kinds = {one.kind for one in evidence.ran.read(evidence.first(first))}
     of = _MADE_OF.get(kinds.pop(), "") if len(kinds) == 1 else ""
     if holder := _holder(evidence, rows):
         what = f"the program keeps what it made{of} after the backward{holder}"

@@ -1,7 +1,7 @@
 """Causes in which operators the forward calls: another attention, a cache, or what else is new."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from math import prod
 from operator import eq
 
@@ -21,7 +21,7 @@ from pytest_torchmem.diagnosis.causes import (
     within,
 )
 from pytest_torchmem.diagnosis.difference import OF_BACKWARD, Row
-from pytest_torchmem.diagnosis.rules.types import is_known, wider_type
+from pytest_torchmem.diagnosis.rules.types import is_known
 from pytest_torchmem.figures import HOST
 from pytest_torchmem.printable import listed
 from pytest_torchmem.profile.facts import Counts, Topic
@@ -64,18 +64,10 @@ def attention_fell(evidence: Evidence) -> Cause | None:
         if source == "aten::_softmax":  # math is ``_safe_softmax``; attention.cpp
             now = "eager, a softmax of its own"
         reason = _reason(evidence, row.what.line)
-        if _is_of_type(evidence, reason, at_line):
-            return None
         begun = _begin_of_type(evidence, source) if reason.startswith(_OF_TYPE) else None
         reason += f", beginning with {begun.operator}" if begun is not None else ""
         return cause("attention", at_line, row, begun, before=before, now=now, reason=reason)
     return _by_calls(evidence, before)
-
-
-def _is_of_type(evidence: Evidence, reason: str, rows: Iterable[Row]) -> bool:
-    """Tell whether attention has another reason: what it is given is of a type that grew more."""
-    wider = wider_type(evidence) if reason.startswith(_OF_TYPE) else None
-    return wider is not None and wider.nbytes >= total(rows)
 
 
 def _begin_of_type(evidence: Evidence, kernel: str) -> Origin | None:
@@ -102,8 +94,6 @@ def _by_calls(evidence: Evidence, before: str) -> Cause | None:
     rows = [one for one in rows if one.what.source not in others or evidence.first(one) in masks]
     reason = next((found for line in sorted(lines) if (found := _reason(evidence, line))), "")
     now = _KERNELS.get(operators[0], "math")
-    if _is_of_type(evidence, reason, rows):
-        return None
     return cause("attention", rows, before=before, now=now, reason=reason)
 
 
@@ -318,7 +308,7 @@ def larger_outputs(evidence: Evidence) -> Cause | None:
         return None
     is_of_type = first.before.dtype == first.what.dtype
     before = str(list(first.before.shape)) if is_of_type else first.before.tensor
-    given = _new_of_inputs(evidence, first)
+    given = _new_before(evidence, first)
     indices = {evidence.first(row) for row in rows}
 
     def may_follow(row: Row) -> bool:
@@ -358,33 +348,20 @@ def _of_standing(evidence: Evidence, what: What, index: int) -> str:
     return f" of {called(evidence, (as_large or standing)[0])}"
 
 
-def _new_of_inputs(evidence: Evidence, row: Row) -> Allocation | None:
-    """Return the input as large as an operator's output whose operator is called more often."""
-    size = prod(row.what.shape)
-    for read in evidence.ran.read(evidence.first(row)):
-        is_large = read.dtype and prod(read.shape) >= size and read.origin.line
-        if is_large and evidence.rose(read.origin.operator):
-            return read
-    return _first_expanded(evidence, row) or _first_as_long(evidence, row)
-
-
-def _first_expanded(evidence: Evidence, row: Row) -> Allocation | None:
-    """Return the first ancestor larger than its own inputs whose operator is called more often."""
-    for index in evidence.ran.ancestors(evidence.first(row)):
-        one = evidence.ran.allocation(index)
-        read = [prod(other.shape) for other in evidence.ran.read(index) if other.dtype]
-        is_expanded = one.dtype and one.origin.line and 0 < max(read, default=0) < prod(one.shape)
-        if is_expanded and evidence.rose(one.origin.operator):
-            return one
-    return None
-
-
-def _first_as_long(evidence: Evidence, row: Row) -> Allocation | None:
-    """Return the first ancestor of a new operator that has a dimension which the row has anew."""
+def _new_before(evidence: Evidence, row: Row) -> Allocation | None:
+    """Return the first ancestor larger than its own inputs whose operator is called more often;
+    else of a new operator that has a dimension which the row has anew.
+    """
     anew = {*row.what.shape}.difference(row.before.shape if row.before else row.what.shape)
-    ancestors = map(evidence.ran.allocation, evidence.ran.ancestors(evidence.first(row)))
-    made = (one for one in ancestors if one.dtype and one.origin.line and anew & {*one.shape})
-    return next((one for one in made if one.origin.operator in evidence.new_operators), None)
+    indices = [*evidence.ran.ancestors(evidence.first(row))]
+    made = [(index, evidence.ran.allocation(index)) for index in indices]
+    made = [(index, one) for index, one in made if one.dtype and one.origin.line]
+    for index, one in made:
+        read = [prod(other.shape) for other in evidence.ran.read(index) if other.dtype]
+        if 0 < max(read, default=0) < prod(one.shape) and evidence.rose(one.origin.operator):
+            return one
+    new = (one for _, one in made if one.origin.operator in evidence.new_operators)
+    return next((one for one in new if anew & {*one.shape}), None)
 
 
 def _given(evidence: Evidence, one: Allocation, row: Row) -> str:

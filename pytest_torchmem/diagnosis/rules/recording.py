@@ -1,6 +1,6 @@
 """Causes in what autograd records, and in how far a backward goes."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from itertools import chain
 
 from pytest_torchmem.diagnosis.causes import (
@@ -9,9 +9,7 @@ from pytest_torchmem.diagnosis.causes import (
     MADE,
     WEIGHTY,
     Cause,
-    Counted,
     Evidence,
-    called_at,
     cause,
     holder_of,
     is_kept,
@@ -28,20 +26,12 @@ from pytest_torchmem.diagnosis.rules import setup
 from pytest_torchmem.diagnosis.rules.layers import new_modules
 from pytest_torchmem.diagnosis.rules.lifetimes import is_resized, new_gradient
 from pytest_torchmem.diagnosis.rules.operators import short_names
-from pytest_torchmem.profile.facts import IN_MODE, NO_BACKWARD, Calls, Topic
-from pytest_torchmem.profile.module_paths import common_parent, fold, prefixes, unfold
-from pytest_torchmem.profile.timeline import Origin, Phase, Role
+from pytest_torchmem.profile.facts import NO_BACKWARD, Calls, Topic
+from pytest_torchmem.profile.module_paths import prefixes, unfold
+from pytest_torchmem.profile.timeline import Origin, Role
 from pytest_torchmem.snapshots.alive import Group
 
 _RECOMPUTED = ("recomputed", "recomputed in part")
-
-
-def _called_at(evidence: Evidence, module: str, mode: str = "no_grad") -> Origin | None:
-    """Return the line that calls an outermost module outside of a mode, if one alone does."""
-    calls = evidence.present(Topic.CALLS)
-    still = calls.get(IN_MODE.format(mode, module), Calls()).lines
-    lines = [line for line in calls.get(module, Calls()).lines if line not in still]
-    return called_at(module, lines)[1]
 
 
 @rule("gradients recorded", "{module} runs with gradients, and ran under no_grad{kept}", sure=True)
@@ -52,7 +42,6 @@ def runs_with_gradients(evidence: Evidence) -> Cause | None:
         if any(one.name in _RECOMPUTED for one in change.before):
             continue  # so runs what a checkpoint with ``use_reentrant=True`` is given
         module = evidence.module(change.name, lost.numbers)
-        call = _called_at(evidence, change.name)
         rows, origin = evidence.of_module(change.name), None
         if not rows:
             own = (one for one in evidence.alive.groups if within(change.name, one.what.module))
@@ -61,7 +50,7 @@ def runs_with_gradients(evidence: Evidence) -> Cause | None:
         kept = holder_of(evidence, held).partition(GRAPH)[2]
         kept = f"; {kept} keeps its graph" if kept and not kept.startswith("the variable ") else ""
         words = {"module": module, "kept": kept}
-        found.append(cause("gradients recorded", rows, None, call or origin, **words))
+        found.append(cause("gradients recorded", rows, None, origin, **words))
     return largest(found)
 
 
@@ -80,11 +69,9 @@ def mode_of_some_calls(evidence: Evidence) -> Cause | None:
         in_all = any(f"under {one.text}" == mode for one in modes.get(module, ()))
         before = then.get(name, Calls(every if in_all else 0)).number
         if some < before and every == then.get(module, now[module]).number:
-            origin = _called_at(evidence, module, mode.removeprefix("under "))
             words = {"some": str(some), "all": str(every), "mode": mode}
             words["before"] = str(before) if before < every else "all"
-            rows = evidence.of_module(module)
-            return cause("mode of calls", rows, None, origin, module=module, **words)
+            return cause("mode of calls", evidence.of_module(module), module=module, **words)
     return None
 
 
@@ -94,7 +81,7 @@ def more_calls_in_eval_mode(evidence: Evidence) -> Cause | None:
     for module, now, before in setup.calls_in_eval_mode(evidence):
         rows = () if setup.checkpointing_lost(evidence) else evidence.of_module(module)
         found = cause("eval of calls", rows, module=module, now=now, before=before)
-        return found and placed_in(evidence, module, found)
+        return found and placed_in(module, found)
     return None
 
 
@@ -130,17 +117,13 @@ def no_longer_frozen(evidence: Evidence) -> Cause | None:
     are, were = ("are", "were") if names[1:] else ("is", "was")
     around_first = (path for part in parts[:1] for path in prefixes(part))
     words = some(names) + "".join(map(evidence.was, around_first))
-    around = common_parent(parts) if names[2:] else ""
-    frozen = evidence.present(Topic.FROZEN)
-    if around and not any(within(around, one) for one in frozen):
-        words, are, were = f"all of {around}{evidence.was(around)}", "is", "parts of it were"
     into = [name for one in lost for name, was in evidence.names.items() if within(one.name, was)]
     moved = f"; its parts are in {evidence.short(into[0].rpartition('.')[0])} now" if into else ""
     values = {"modules": f"{words} {are}", "were": were, "moved": moved}
     found = cause("trained", dict.fromkeys(rows), **values)
     if found is None or lost[1:] or within(lost[0].name, shown_by(found.rows).what.module):
         return found
-    return placed_in(evidence, lost[0].name, found)
+    return placed_in(lost[0].name, found)
 
 
 def _trained_parts(evidence: Evidence, module: str) -> list[str]:
@@ -214,28 +197,8 @@ def newly_recorded(evidence: Evidence) -> Cause | None:
         why = f": {some(trained)} {are}"
     made = [row for row in rows if row.what.role in MADE] if origin is None else []
     first = min(made, key=evidence.order, default=None)  # where the graph begins
-    place = origin or Origin(Phase.FORWARD)
-    if first is not None:
-        place = Origin(Phase.FORWARD, first.what.module, first.what.source, first.what.line)
-    if (other := _recorded_elsewhere(evidence, place, lost)) is not None:
-        first, origin = None, other
     operators = short_names(sorted(lost, key=lambda name: lost[name].now - lost[name].before))
     return cause("recorded", rows, first, origin, operators=operators, why=why)
-
-
-def _recorded_elsewhere(
-    evidence: Evidence, place: Origin, lost: Mapping[str, Counted]
-) -> Origin | None:
-    """Return where autograd records an operator just as much more often as in all, if at ``place``
-    it does so more often than that, and did before.
-    """
-    more = {name: one.before - one.now for name, one in lost.items()}
-    times = evidence.ran.times_recorded
-    known = times[fold(place.module)[0], place.operator, place.line]
-    if known <= more.get(place.operator, known):
-        return None
-    found = (key for key, number in times.items() if more.get(key[1]) == number)
-    return next((Origin(Phase.FORWARD, *key) for key in found), None)
 
 
 def _is_said(evidence: Evidence) -> bool:
@@ -280,15 +243,8 @@ def backward_comes_to_more(evidence: Evidence) -> Cause | None:
     operators = f"{calls} of {first.what.source}, and came to {counted.before or 'none'}"
     places = [{one.module.partition(".")[0] for one in evidence.ran.places(name)} for name in more]
     places = [one - {""} for one in places if one != {""}]
-    roots, origin = set[str]().union(*places).intersection(*places), None
+    roots = set[str]().union(*places).intersection(*places)
     if len(roots) == 1 < len({*chain(*places)}):  # the one that calls all of them
-        origin = _called_at(evidence, module := roots.pop())
-        operators = f"more of {module}, to {operators}"
-    return cause(
-        "reached anew",
-        rows,
-        first,
-        origin,
-        operators=operators,
-        why="" if new_gradient(evidence) else ": a detach is gone",
-    )
+        operators = f"more of {roots.pop()}, to {operators}"
+    why = "" if new_gradient(evidence) else ": a detach is gone"
+    return cause("reached anew", rows, first, operators=operators, why=why)

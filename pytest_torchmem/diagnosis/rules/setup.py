@@ -12,7 +12,6 @@ from pytest_torchmem.diagnosis.causes import (
     Cause,
     Evidence,
     Told,
-    called_at,
     cause,
     fact_rule,
     largest,
@@ -29,6 +28,7 @@ from pytest_torchmem.diagnosis.rules.layers import new_modules, set_otherwise
 from pytest_torchmem.diagnosis.rules.lifetimes import left_at_end
 from pytest_torchmem.diagnosis.rules.types import double_precision
 from pytest_torchmem.figures import RESERVED
+from pytest_torchmem.printable import listed
 from pytest_torchmem.profile.facts import (
     AUTOCAST,
     CHECKPOINT,
@@ -48,7 +48,7 @@ from pytest_torchmem.profile.facts import (
     parts_of,
 )
 from pytest_torchmem.profile.module_paths import ALL, common_parent, fold, prefixes, read_numbers
-from pytest_torchmem.profile.timeline import Allocation, Kind, Origin, Phase, Role
+from pytest_torchmem.profile.timeline import Role
 
 OF_TRAINING = (Role.GRADIENT, Role.OPTIMIZER_STATE, Role.OPTIMIZER_TEMPORARY)
 _DECIDES = {
@@ -174,12 +174,6 @@ def _inside_or_all(evidence: Evidence, change: FactChange) -> Iterable[Row]:
     return inside or evidence.came()
 
 
-def _call(evidence: Evidence, change: FactChange) -> Origin | None:
-    """Return where a module is called, if that is known."""
-    line = evidence.ran.called_from(change.name)
-    return Origin(Phase.FORWARD, change.name, "", line) if line else None
-
-
 fact_rule(
     "process settings",
     "{name} is {now}, and was {before}",
@@ -260,7 +254,6 @@ fact_rule(
     Topic.ARGUMENTS,
     lambda change: _other_parts(change, "was with"),
     _inside_or_all,
-    _call,
     sure=False,
 )
 fact_rule(
@@ -283,13 +276,13 @@ def called_more_often(evidence: Evidence) -> Cause | None:
         before, now = change.before.number or was, change.now.number
         lines, known = change.now.lines, change.before.lines
         new = evidence.new_lines(lines, known) if known else []
-        one = new if len(new) == 1 else lines or [evidence.ran.called_from(change.name)]
-        at, origin = called_at(change.name, [*filter(None, one)])
         rows = evidence.of_module(change.name) if 0 < before < now else []
-        words = {"now": times(now), "before": times(before), "lines": at and f": {at}"}
+        at = [line for line in new or lines if rows and line != shown_by(rows).what.line]
+        told = f": at {listed(at)}" if 0 < len(at) <= _MOST_SHOWN else ""
+        words = {"now": times(now), "before": times(before), "lines": told}
         words["given"] = _given_too(evidence, change.name)
         module = evidence.short(change.name)
-        found.append(cause("called", rows, None, origin, module=module, **words))
+        found.append(cause("called", rows, module=module, **words))
     return largest(found)
 
 
@@ -347,41 +340,22 @@ def inputs_changed(evidence: Evidence) -> Cause | None:
     calls = _calls_of(evidence, changed[0].name)
     before, now = next((one for one in calls if 0 < one[1] < one[0]), (0, 0))  # more at once
     fewer = f", in {now} {'call' if now == 1 else 'calls'} instead of {before}" if now else ""
-    module = changed[0].name.rpartition(" of ")[2]
-    under = IN_MODE.format("no_grad", module)
-    sides = [of(Topic.CALLS).get(under, Calls()).number for of in (evidence.present, evidence.then)]
-    if fewer and sides[0] * before < sides[1] * now:
-        fewer += f" ({sides[0]} instead of {sides[1]} under no_grad)"
     text = _step_of_input(changed[0]) + more + fewer
     retyped = any(_types(one.before) != _types(one.now) for one in changed)
     if retyped and " of " in changed[0].name and any(lost_modes(evidence, AUTOCAST)):
         return None  # which says why another module makes another type
     new_shapes = [one for one in changed[0].now if one not in changed[0].before]
     is_made = " of " in changed[0].name and bool(new_shapes)
-    index = evidence.ran.first_made(new_shapes[0], module) if is_made else -1
-    copy = evidence.ran.allocation(index) if index >= 0 else None
-    made = copy and (evidence.ran.made_on_host(copy) or copy.origin)
-    origin = made if made is not None and made.line else None
-    lines = evidence.present(Topic.CALLS).get(module, Calls()).lines
-    if fewer or origin is None:
-        made = None if fewer else evidence.ran.only_maker(changed[0].now[-1])
-        origin = called_at(module, lines)[1] or made
-        if evidence.watched.check and " of " not in changed[0].name:
-            origin = Origin(Phase.FORWARD, "", "torchmem.check", evidence.watched.check)
+    index = evidence.ran.first_made(new_shapes[0]) if is_made else -1
     types = {dtype for one in changed for dtype in _types(one.now) - _types(one.before)}
     wider = [one for one in evidence.came(Role.PARAMETER) if one.what.dtype in types]
-    for row in wider[:1] if retyped else ():
-        text += f", and parameters are {row.what.dtype}, too"
-        cast = evidence.first(row)
-        made = evidence.ran.allocation(cast).origin if cast >= 0 else None
-        origin = made if made is not None and made.line else origin
+    if retyped and wider:
+        text += f", and parameters are {wider[0].what.dtype}, too"
     rows = evidence.came() if retyped else evidence.of_sizes()
     # What was there before the input is not made of it.
     made_by = (*MADE, *KEPT)
     rows = [row for row in rows if row.what.role not in made_by or evidence.first(row) >= index]
-    outside = [row for row in rows if not within(module, row.what.module)]
-    first = shown_by(outside) if 2 * total(outside) > total(rows) > 0 else None
-    return cause("inputs", rows, first, origin, change=text)
+    return cause("inputs", rows, change=text)
 
 
 def _types(geometries: Iterable[Geometry]) -> set[str]:
@@ -605,13 +579,9 @@ def another_optimizer(evidence: Evidence) -> Cause | None:
             return cause("optimizer", rows, change=change)
     before = ", ".join(f"{one.name} ({', '.join(one.before)})" for one in changed if one.before)
     now = ", ".join(f"{one.name} ({', '.join(one.now)})" for one in changed if one.now)
-    others, left = ([*of(Topic.OPTIMIZERS)] for of in (evidence.then, evidence.present))
-    if others and not before:
+    change = f"the optimizer is {now or 'none'}, and was {before or 'none'}"
+    if (others := evidence.then(Topic.OPTIMIZERS)) and not before:
         change = f"{now} is another optimizer beside {', '.join(others)}"
-    elif left and not now:
-        change = f"the optimizer {before} is gone, and {', '.join(left)} is still there"
-    else:
-        change = f"the optimizer is {now or 'none'}, and was {before or 'none'}"
     return cause("optimizer", rows, change=change)
 
 
@@ -665,36 +635,15 @@ def another_size(evidence: Evidence) -> Cause | None:
         return None  # settings say why
     readers = evidence.ran.readers(evidence.first(first))
     reader = next((one for one in readers if fold(one.module)[0] == first.what.module), None)
-    source = _source_of_width(evidence, first) if first.what.role == Role.PARAMETER else None
     found = cause(
         "size",
         evidence.of_sizes(),
         module=evidence.short(first.module),
         parameter=first.what.source,
         now=first.what.tensor,
-        before=str(list(first.before.shape))
-        + (f": {source.origin.operator} makes {source.tensor}" if source else ""),
+        before=str(list(first.before.shape)),
     )
-    reader = source.origin if source is not None else reader
-    found = found and placed_in(evidence, first.what.module, found)
-    return replace(found, origin=reader) if found and reader else found
-
-
-def _source_of_width(evidence: Evidence, row: Row) -> Allocation | None:
-    """Return the tensor that gave a wider layer's input its width, if no wider layer made it."""
-    at = 1 if len(row.what.shape) > 2 else -1  # of a convolution these are its channels
-    width = row.what.shape[at]
-    if row.before is None or row.before.shape[at] == width:
-        return None
-    for index in evidence.ran.read_in(row.what.module):
-        read = evidence.ran.allocation(index)
-        if read.kind is not Kind.PARAMETER and read.shape[at:][:1] == (width,):
-            source = evidence.source_of(index, width)
-            wider = evidence.came(Role.PARAMETER)
-            made = fold(source.origin.module)[0] if source is not None else ""
-            is_of_layer = any(one.is_resized and one.what.module == made for one in wider)
-            return None if is_of_layer else source
-    return None
+    return found and replace(placed_in(first.what.module, found), origin=reader)
 
 
 def _size_of_no_layer(evidence: Evidence) -> Cause | None:
@@ -782,7 +731,7 @@ def no_longer_a_buffer(evidence: Evidence) -> Cause | None:
     for group in (one for one in own if one.what[1:5] in was):
         module, what = evidence.module(group.what.module, group.numbers), group.what
         found = cause("parameter", evidence.came(), module=module, name=what.source)
-        return found and placed_in(evidence, what.module, found)
+        return found and placed_in(what.module, found)
     return None
 
 

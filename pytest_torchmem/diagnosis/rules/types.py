@@ -193,7 +193,7 @@ def wider_type(evidence: Evidence) -> Cause | None:
     """Numbers take more bytes than they did, from one operator on."""
     rows = {row: was for row in evidence.came() if (was := evidence.narrower(row))}
     if not rows:
-        return _of_wider_parameter(evidence) or _of_conversion(evidence)
+        return _of_conversion(evidence)
     wider = [*rows]
     first = min(wider, key=evidence.order)
     types = {"before": rows[first].dtype, "now": first.what.dtype}
@@ -233,22 +233,6 @@ def wider_type(evidence: Evidence) -> Cause | None:
     source = place.origin.operator
     values = {**found.values, "source": source, "where": f", beginning with {source}"}
     return replace(found, values=values, origin=place.origin)
-
-
-def _of_wider_parameter(evidence: Evidence) -> Cause | None:
-    """Return that a module has made tensors of another type since its parameters are of it."""
-    for row in evidence.came(*MADE):
-        own = row.what
-        parameter = wider_parameter(evidence, own) if not row.before else None
-        known = (one for one in evidence.known() if within(own.module, one.module))
-        was = _narrower_in(known, own)
-        if parameter is None or was is None:
-            continue
-        rows = [one for one in evidence.came() if one.what.dtype == own.dtype]
-        source = called(evidence, parameter)
-        words = {"source": source, "where": f", beginning with {source}"}
-        return cause("type", rows, row, before=was.dtype, now=own.dtype, **words)
-    return None
 
 
 def is_known(evidence: Evidence, one: Allocation) -> bool:
@@ -308,13 +292,6 @@ def kept_twice(evidence: Evidence) -> Cause | None:
         ]
         values = {"original": called(evidence, copied), "does": _does(row, copied)}
         values["operator"] = source
-        # Its module made as large a tensor of this type, and makes it no more.
-        tensor = fold(copied.origin.module)[0], row.what.dtype, copied.shape
-        same = (one for one in evidence.known() if (one.module, *one[3:5]) == tensor)
-        is_gone = tensor[0] and any(one in evidence.gone(one.module, one.source) for one in same)
-        if copied.dtype != row.what.dtype and is_gone:
-            values["original"] += f", which made {row.what.dtype}"
-            return cause("copy", rows, row, copied.origin, **values)
         return cause("copy", rows, row, **values)
     return None
 
