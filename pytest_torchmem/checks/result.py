@@ -14,6 +14,8 @@ from pytest_torchmem.checks.calibrations import CalibrationResult
 from pytest_torchmem.checks.gpu import Measurement, RealRun
 from pytest_torchmem.checks.request import Bound, Budget, Limit
 from pytest_torchmem.figures import ALLOCATOR_PEAKS, HOST, PEAK, RESERVED
+from pytest_torchmem.printable import counted
+from pytest_torchmem.profile.facts import Calls, Topic
 from pytest_torchmem.profile.timeline import Role
 from pytest_torchmem.snapshots.alive import alive_of
 from pytest_torchmem.snapshots.compare import Change, Comparison, entry_of
@@ -83,6 +85,7 @@ def contents(
     moment = figure if figure in alive.moments else next(same, None)
     if moment is None:
         return None
+    from pytest_torchmem.diagnosis.causes import GRAPH
     from pytest_torchmem.diagnosis.diagnose import all_of
 
     now = entry_of(key, profile, lambda: alive)
@@ -95,9 +98,21 @@ def contents(
             if row.what.role in (Role.PARAMETER, Role.BUFFER, Role.GRADIENT):  # of a model
                 _, within, container = holder.partition(" in the ")
                 holder = f"the {container}" if within else ""
+        if holder.startswith(GRAPH):
+            holder += _called(now)
     nbytes = figures.get(figure, figures[PEAK])
     less = _less(profile, figure, nbytes - most)
     return PeakContents(figure, nbytes, nbytes - most, found, holder, less)
+
+
+def _called(now: Entry) -> str:
+    """Return in words that a model is called more often than there are backwards, "" otherwise."""
+    backwards = now.facts.get(Topic.BACKWARD, {}).get("calls", Calls()).number
+    for module, calls in now.facts.get(Topic.CALLS, {}).items():
+        if calls.number > backwards > 0:
+            times = counted(calls.number, "call")
+            return f"; {module} has {times} before {counted(backwards, 'backward')}"
+    return ""
 
 
 def _less(profile: MemoryProfile, figure: str, excess: int) -> Less | None:

@@ -86,9 +86,14 @@ class Diagnosis:
 
     @property
     def leading_row(self) -> Row | None:
-        """The row that stands for the growth: that of the first cause, else the largest."""
+        """The row that stands for the growth: that of the first cause, else one of code that
+        changed, else the largest.
+        """
         named = (cause.row for cause in self.causes[:1])
-        return next((row for row in (*named, *self.difference.came) if row is not None), None)
+        came, changed = self.difference.came, {one.place for one in self.changed}
+        large = (row for row in came if 2 * row.change >= came[0].change)
+        likely = (row for row in large if row.what.line in changed)
+        return next((row for row in (*named, *likely, *came) if row is not None), None)
 
     @property
     def place(self) -> tuple[str, str]:
@@ -101,8 +106,8 @@ class Diagnosis:
     @property
     def origin(self) -> Origin | None:
         """Who is to blame, where that is another one than who made the leading row."""
-        named = next((cause.origin for cause in self.causes[:1]), None)
-        return named or self.written
+        named, row = next((cause.origin for cause in self.causes[:1]), None), self.leading_row
+        return named or (self.written if row and row.what.role in OF_BACKWARD else None)
 
 
 def _with_peak(entry: Entry) -> Entry:

@@ -345,8 +345,11 @@ def _of_change(
     if not change.now:
         return None
     module = evidence.module(pattern, numbers)
-    before = change.before or "not"
-    values = {"are": "is", "were": "was", "has": "has", "now": change.now, "before": before}
+    before, now = change.before or "not", change.now
+    computed = (row.count_now for row in rows if ".parametrizations." in row.what.module)
+    if (calls := max(computed, default=0)) > 1:  # torch.nn.utils.parametrize.cached() is for this
+        now = f"{now}, whose weight is computed in each of {calls} calls"
+    values = {"are": "is", "were": "was", "has": "has", "now": now, "before": before}
     found = cause(name, rows, module=module, **values)
     return found and placed_in(pattern, found)
 

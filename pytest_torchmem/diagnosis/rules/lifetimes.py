@@ -238,6 +238,8 @@ def left_at_end(evidence: Evidence) -> Cause | None:
         first = shown_by(rows)
         what = f"{first.what.tensor or 'memory'} of {first.what.source} is"
     holder = _holder(evidence, rows)
+    if not holder and 4 * total(rows) < 3 * evidence.growth:
+        return None  # what is new refers to it
     return cause("left", rows, what=what, holder=holder)
 
 
