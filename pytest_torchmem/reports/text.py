@@ -127,8 +127,8 @@ def together(
     elsewhere = tests[0] if all(test not in ("", nodeid) for test in tests) else ""
     what_to_do = dict.fromkeys(check.advice for check in failures if check.advice)
     if elsewhere and not verbose:
-        heads = dict.fromkeys("\n".join([one.first, *one.below]) for one in told)
-        return _shown([*heads, f"The same as in {elsewhere}", *what_to_do])
+        shorter = [replace(one, code=one.code[-1:]) for one in told]
+        return _shown([*_heads(shorter), f"The same as in {elsewhere}", *what_to_do])
     return _text(told, [*what_to_do], most, verbose=verbose)
 
 
