@@ -191,7 +191,7 @@ class Judge:
             return None
         from pytest_torchmem.diagnosis.diagnose import diagnose
         from pytest_torchmem.snapshots.files import former_texts
-        from pytest_torchmem.tracing.code import changed_lines
+        from pytest_torchmem.tracing.code import Growth, changed_lines
 
         found = diagnose(before, now, moment, self.alive, self.profile)
         seen = self.watched(self.profile, found)
@@ -201,7 +201,8 @@ class Judge:
         near = [found.place[1], *chain(*paths), *(line for _, line in found.places)]
         near = [*dict.fromkeys((*near, *chain(*found.leads.values())))]
         code = before.facts.get(Topic.CODE, {})
-        changed = changed_lines(code, self.code, near, found.renamed, former_texts)
+        growth = Growth(near, found.words, found.renamed)
+        changed = changed_lines(code, self.code, growth, former_texts)
         return replace(found, changed=tuple(changed))
 
     def _against_snapshot(self, snapshot: SnapshotResult) -> list[Finding]:

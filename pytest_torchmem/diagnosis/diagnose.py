@@ -9,13 +9,14 @@ makes what later ones need, such as an optimizer's state.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise, takewhile
 from typing import TYPE_CHECKING
 
 from pytest_torchmem.diagnosis import rules  # noqa: F401
-from pytest_torchmem.diagnosis.causes import Cause, Evidence, Watched, find_causes
+from pytest_torchmem.diagnosis.causes import RULES, Cause, Evidence, Watched, find_causes
 from pytest_torchmem.diagnosis.difference import (
     OF_BACKWARD,
     MomentDifference,
@@ -40,6 +41,9 @@ if TYPE_CHECKING:
 
 _MOST_SHOWN = 3
 """Rows whose lines may be to blame, and lines of a call that are told."""
+
+
+_WORD = re.compile(r"[^\W\d]\w{2,}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +87,12 @@ class Diagnosis:
             place: {row.what for row in shown if row.place == place}
             for place in (*places, *(row.place for row in shown))
         }
+
+    @property
+    def words(self) -> set[str]:
+        """The names in the first cause, without the words of the sentences of rules."""
+        own = {word for rule in RULES.values() for word in _WORD.findall(rule.sentence)}
+        return {word for cause in self.causes[:1] for word in _WORD.findall(cause.text)} - own
 
     @property
     def leading_row(self) -> Row | None:

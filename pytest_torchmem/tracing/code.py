@@ -11,6 +11,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from difflib import SequenceMatcher
 from functools import cached_property, lru_cache, partial
@@ -26,7 +27,7 @@ from string import ascii_letters, digits
 from textwrap import shorten
 from tokenize import COMMENT, TokenError, generate_tokens
 from types import CodeType, FunctionType, MethodType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 from zlib import crc32
 
 from torch import nn
@@ -100,21 +101,32 @@ Versions = Callable[[str], Iterable[str]]
 """Yields the texts that a file of the program had."""
 
 
+class Growth(NamedTuple):
+    """What is known of a growth that code made."""
+
+    near: Sequence[str] = ()
+    """The lines that lead to it, those to blame first."""
+    words: AbstractSet[str] = frozenset()
+    """The names in its cause."""
+    renamed: Mapping[str, str] = {}
+    """Attributes that are modules, with what their names were."""
+
+
 def changed_lines(
     before: Mapping[str, str],
     now: Code,
-    near: Sequence[str],
-    names: Mapping[str, str],
+    growth: Growth = Growth(),  # noqa: B008
     versions: Versions = lambda file: (),
 ) -> list[CodeLine]:
     """Return the lines of code that a snapshot has otherwise, those most likely meant first.
 
-    First come functions with lines ``near`` a growth, in their order, then others of their classes
-    and files, a few lines of each at a time; new functions elsewhere and lines with other names of
-    variables alone are last. Modules, functions and classes of another name, ``names`` of modules
-    with what they were, or in another file are no news; nor are imports beside what they serve.
-    Where ``versions`` have the very lines of the snapshot, what stood there is told.
+    First come those with a word of the cause, then functions with lines near the growth, in their
+    order, then others of their classes and files, a few lines of each at a time; new functions
+    elsewhere and lines with other names of variables alone are last. Modules, functions and classes
+    of another name or in another file are no news; nor are imports beside what they serve. Where
+    ``versions`` have the very lines of the snapshot, what stood there is told.
     """
+    near, words, names = growth
     texts, at_near = texts_of(now), {line: at for at, line in enumerate(near)}
     named = {**names, **_renamed(before, texts)}
     former = re.compile(rf"['\"](.*\b)?({'|'.join(map(re.escape, names.values()))})\b")
@@ -135,10 +147,12 @@ def changed_lines(
             changes += _with_former_names(name, now[name], former)
         changes.sort(key=lambda one: (at_near.get(one[1].place, len(near)), _STOOD in one[1].text))
         for at, (is_same, line) in enumerate(changes):
-            found.append(((is_same, is_far and not was, at // _AT_A_TIME, *function), line))
+            others = words.isdisjoint(_WORD.findall(line.text))
+            order = is_same, others, is_far and not was, at // _AT_A_TIME, *function
+            found.append((order, line))
     ordered = [line for _, line in sorted(found, key=itemgetter(0))]
     if names and not ordered:
-        return changed_lines(before, now, near, {}, versions)
+        return changed_lines(before, now, growth._replace(renamed={}), versions)
     return [line for line in ordered if not _SAYS_LITTLE.search(line.text)] or ordered
 
 

@@ -25,7 +25,7 @@ import pytest_torchmem as torchmem
 from pytest_torchmem import trace
 from pytest_torchmem.diagnosis.diagnose import StepGrowth, step_growth
 from pytest_torchmem.profile.timeline import Lifetimes, Role
-from pytest_torchmem.tracing.code import changed_lines, code_of, texts_of
+from pytest_torchmem.tracing.code import Growth, changed_lines, code_of, texts_of
 from pytest_torchmem.tracing.holders import HeldNames
 from pytest_torchmem.tracing.watch import watching
 from tests.diagnosis.planted import BATCH, LENGTH, WIDTH, Block, Decoder, ids
@@ -309,10 +309,10 @@ def test_code_that_changed(tmp_path, monkeypatch, was, now, found):
         exec(compile(text, module.__file__, "exec"), vars(module))
         sides.append(code_of([module.run]))
     before = texts_of(sides[0])
-    older = changed_lines({**before, "hypothesis": "6.0"}, sides[0], [], {})
+    older = changed_lines({**before, "hypothesis": "6.0"}, sides[0])
     assert [str(one) for one in older] == [f"hypothesis {before['hypothesis']} (was 6.0)"]
     versions = [lambda file: [CODE.upper(), CODE], lambda file: [""]]
-    told, bare = ([*map(str, changed_lines(before, sides[1], [], {}, one))] for one in versions)
+    told, bare = ([*map(str, changed_lines(before, sides[1], versions=one))] for one in versions)
     assert [one.partition(".py:")[2] for one in told] == found
     assert [one.partition("  #")[0] for one in bare] == [one.partition("  #")[0] for one in told]
 
@@ -324,7 +324,7 @@ def test_a_configuration_is_code_and_a_text_with_a_former_name_is_told(tmp_path:
     (tmp_path / "run.yaml").write_text("width: 4\ndepth: 2  # comment\n")
     before = texts_of(code_of([load]))
     (tmp_path / "run.yaml").write_text(f"width: 16\ndepth: 2\nkey: {'a1' * 16}\n")
-    found = changed_lines(before, code_of([load]), [], {"encoder": "backbone"})
+    found = changed_lines(before, code_of([load]), Growth(renamed={"encoder": "backbone"}))
     text = 'return path.read_text() + ".backbone.0"  # nothing is called backbone now'
     assert {"width: 16", "key: …", text} <= {one.text for one in found}
 

@@ -160,7 +160,7 @@ def other_operators(evidence: Evidence) -> Cause | None:
     """The forward calls operators that it did not call, or calls them more often."""
     counts = evidence.counts()
     more = evidence.more_called
-    rows = _rows_of(evidence, more)
+    rows = [row for row in _rows_of(evidence, more) if not _is_only_larger(row)]
     if not rows:
         return None
     first = shown_by(rows)
@@ -418,6 +418,12 @@ def _larger_than_any(evidence: Evidence) -> Cause | None:
     most = f" (at most {format_size(evidence.made_at_most(first))} before)"
     words = {"operator": first.what.source, "now": first.what.tensor, "before": most}
     return cause("larger", rows, first, of=of, given="", **words)
+
+
+def _is_only_larger(row: Row) -> bool:
+    """Tell whether what an operator made before is larger now, which its calls do not explain."""
+    was, now = row.before, row.now
+    return was is not None and now is not None and was[1:4] == now[1:4] and row.is_resized
 
 
 def _rows_of(evidence: Evidence, more: Mapping[str, Counted]) -> list[Row]:
