@@ -193,15 +193,24 @@ def _diagnosed(
             for origin, name in reversed(profile.functions if profile is not None else ())
         },
         leads=_leads(evidence, causes[0] if causes else None),
-        renamed={
-            name.rpartition(".")[2]: was.rpartition(".")[2] for name, was in evidence.names.items()
-        },
+        renamed=_renamed(evidence),
     )
     row = said.leading_row
     if row is None or row.what.role not in OF_BACKWARD or not row.what.line:
         return said
     written = evidence.ran.written(row.what.module, row.what.source, row.what.line)
     return replace(said, written=written)
+
+
+def _renamed(evidence: Evidence) -> dict[str, str]:
+    """Return names of attributes that are modules with what they were, if none has that now."""
+    present = {part for path in evidence.present(Topic.LAYERS) for part in path.split(".")}
+    names = (map(_last, pair) for pair in evidence.names.items())
+    return {new: old for new, old in names if old.isidentifier() and old not in present}
+
+
+def _last(path: str) -> str:
+    return path.rpartition(".")[2]
 
 
 def _leads(evidence: Evidence, cause: Cause | None) -> dict[tuple[str, str], tuple[str, ...]]:

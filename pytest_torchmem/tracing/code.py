@@ -112,10 +112,13 @@ class Growth(NamedTuple):
     """Attributes that are modules, with what their names were."""
 
 
+_UNKNOWN = Growth()
+
+
 def changed_lines(
     before: Mapping[str, str],
     now: Code,
-    growth: Growth = Growth(),  # noqa: B008
+    growth: Growth = _UNKNOWN,
     versions: Versions = lambda file: (),
 ) -> list[CodeLine]:
     """Return the lines of code that a snapshot has otherwise, those most likely meant first.
@@ -153,7 +156,8 @@ def changed_lines(
     ordered = [line for _, line in sorted(found, key=itemgetter(0))]
     if names and not ordered:
         return changed_lines(before, now, growth._replace(renamed={}), versions)
-    return [line for line in ordered if not _SAYS_LITTLE.search(line.text)] or ordered
+    bare = ((line, line.text.partition("  # ")[0]) for line in ordered)
+    return [line for line, text in bare if not _SAYS_LITTLE.search(text)] or ordered
 
 
 def _with_former_names(
@@ -216,7 +220,7 @@ def _changes(
         for at in range(first, last):
             text, was_at = shown[numbers[at]], stood.get(there[at])
             if was_at is not None:  # it passed a line
-                over = shown[numbers[at - 1 if was_at < at else was_at - 1]]
+                over = shown[numbers[max(0, (at if was_at < at else was_at) - 1)]]
                 text += f"{_STOOD}{'before' if was_at < at else 'after'}: {over}"
             else:
                 line, span = lines[numbers[at]][2:], slice(start, stop)
