@@ -198,7 +198,7 @@ class Judge:
         if seen is not None:
             found = diagnose(before, now, moment, self.alive, self.profile, seen)
         paths = seen.callers.get(found.place, ()) if seen is not None else ()
-        near = [found.place[1], *chain(*paths), *(line for _, line in found.places)]
+        near = [found.place[1], *found.lines, *chain(*paths), *(one for _, one in found.places)]
         near = [*dict.fromkeys((*near, *chain(*found.leads.values())))]
         code = before.facts.get(Topic.CODE, {})
         growth = Growth(near, found.words, found.renamed)

@@ -43,6 +43,7 @@ _MOST_SHOWN = 3
 """Rows whose lines may be to blame, and lines of a call that are told."""
 
 
+_LINE = re.compile(r"[^\s(),]+:\d+")
 _WORD = re.compile(r"[^\W\d]\w{2,}")
 
 
@@ -93,6 +94,11 @@ class Diagnosis:
         """The names in the first cause, without the words of the sentences of rules."""
         own = {word for rule in RULES.values() for word in _WORD.findall(rule.sentence)}
         return {word for cause in self.causes[:1] for word in _WORD.findall(cause.text)} - own
+
+    @property
+    def lines(self) -> list[str]:
+        """The lines that the first cause names."""
+        return [line for cause in self.causes[:1] for line in _LINE.findall(cause.text)]
 
     @property
     def leading_row(self) -> Row | None:

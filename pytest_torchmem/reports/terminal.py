@@ -269,19 +269,24 @@ def _quoted(notes: Mapping[str, Any]) -> str:
     return ", ".join(f"{key} {json.dumps(notes[key], ensure_ascii=False)}" for key in notes)
 
 
-def _improved(checks: Iterable[Check]) -> Iterable[str]:
-    """Yield what shrank: a line for each test, or one for all where there are many."""
+def _improved(checks: Sequence[Check]) -> Iterable[str]:
+    """Yield what shrank: a line for each test, or one for all where there are many; with what to do
+    if that accepts no failure of the same tests.
+    """
     found: dict[str, list[Check]] = {}
+    failed = {check.nodeid for check in checks if check.result.failed}
     for check in checks:
         if check.result.outcome is Outcome.SHRANK and not check.result.failed:
             found.setdefault(check.nodeid, []).append(check)
     if len(found) > MOST_IMPROVED:
         command = "pytest --torchmem-update=changed"
-        yield f"improved: {len(found)} tests. To lock all of it in: {command}"
+        advice = "" if failed else f". To lock all of it in: {command}"
+        yield f"improved: {len(found)} tests{advice}"
         return
     for nodeid, members in found.items():
         devices = ", ".join(dict.fromkeys(check.device for check in members))
-        yield f"improved: {nodeid}, {devices}. {members[0].advice}"
+        advice = "" if nodeid in failed else f". {members[0].advice}"
+        yield f"improved: {nodeid}, {devices}{advice}"
 
 
 def _workspaces(checks: Sequence[Check]) -> Iterable[str]:

@@ -254,7 +254,8 @@ def _note(line: str, then: Collection[str], former: Sequence[str], at: int, numb
         alike = sum(1 for _ in same)
         sides = [side[alike:][::-1] for side in sides]
     gone, came = ("".join(side).strip(" ,") for side in sides)
-    gone = gone if gone.count("(") == gone.count(")") else former[at]
+    is_whole = all(gone.count(start) == gone.count(end) for start, end in ("()", "[]", "{}"))
+    gone = gone if is_whole else former[at]
     return f"  # was: {gone}" if gone else f"  # came: {came}"
 
 

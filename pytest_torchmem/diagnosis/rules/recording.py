@@ -98,7 +98,7 @@ def _another_forward(
     return [*evidence.came()], next(places, None)
 
 
-@rule("trained", "{modules} trained, and {were} frozen{moved}", sure=True)
+@rule("trained", "{modules} {trained}, and {were} frozen{moved}", sure=True)
 def no_longer_frozen(evidence: Evidence) -> Cause | None:
     """Parameters that were frozen require gradients."""
     there = {path for name in evidence.present(Topic.LAYERS) for path in prefixes(name)}
@@ -114,12 +114,16 @@ def no_longer_frozen(evidence: Evidence) -> Cause | None:
     parts = [part for change in lost for part in _trained_parts(evidence, change.name)]
     numbers = {change.name: change.before for change in lost}
     names = [evidence.numbered(part, numbers.get(part, "")) for part in dict.fromkeys(parts)]
-    are, were = ("are", "were") if names[1:] else ("is", "was")
+    are, were = ("are trained", "were") if names[1:] else ("is trained", "was")
     around_first = (path for part in parts[:1] for path in prefixes(part))
     words = some(names) + "".join(map(evidence.was, around_first))
     into = [name for one in lost for name, was in evidence.names.items() if within(one.name, was)]
+    made = {one.what.module for one in evidence.alive.groups if one.what.role in setup.OF_TRAINING}
+    there = {*into, *(one.name for one in lost)}
+    if not any(within(name, module) for name in there for module in made):  # as of a detached one
+        are = "require gradients" if names[1:] else "requires gradients"
     moved = f"; its parts are in {evidence.short(into[0].rpartition('.')[0])} now" if into else ""
-    values = {"modules": f"{words} {are}", "were": were, "moved": moved}
+    values = {"modules": words, "trained": are, "were": were, "moved": moved}
     found = cause("trained", dict.fromkeys(rows), **values)
     if found is None or lost[1:] or within(lost[0].name, shown_by(found.rows).what.module):
         return found

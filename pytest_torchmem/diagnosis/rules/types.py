@@ -133,7 +133,7 @@ def _from(
             parameter = next((one for one in read if one.dtype in DOUBLE), None)
         if parameter is not None:
             source, origin = called(evidence, parameter), made if made.line else None
-        elif made.operator:
+        elif made.operator and not (made.operator == CONVERTS and not evidence.ran.reads(at)):
             source, origin = made.operator, made
         else:  # it was there before the step
             source = "a tensor that the program has brought with it"
