@@ -119,8 +119,8 @@ def no_longer_frozen(evidence: Evidence) -> Cause | None:
     words = some(names) + "".join(map(evidence.was, around_first))
     into = [name for one in lost for name, was in evidence.names.items() if within(one.name, was)]
     made = {one.what.module for one in evidence.alive.groups if one.what.role in setup.OF_TRAINING}
-    there = {*into, *(one.name for one in lost)}
-    if not any(within(name, module) for name in there for module in made):  # as of a detached one
+    thawed = (*into, *(one.name for one in lost))
+    if not any(within(name, module) for name in thawed for module in made):  # as of a detached one
         are = "require gradients" if names[1:] else "requires gradients"
     moved = f"; its parts are in {evidence.short(into[0].rpartition('.')[0])} now" if into else ""
     values = {"modules": words, "trained": are, "were": were, "moved": moved}

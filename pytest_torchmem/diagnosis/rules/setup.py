@@ -579,9 +579,13 @@ def another_optimizer(evidence: Evidence) -> Cause | None:
             return cause("optimizer", rows, change=change)
     before = ", ".join(f"{one.name} ({', '.join(one.before)})" for one in changed if one.before)
     now = ", ".join(f"{one.name} ({', '.join(one.now)})" for one in changed if one.now)
-    change = f"the optimizer is {now or 'none'}, and was {before or 'none'}"
-    if (others := evidence.then(Topic.OPTIMIZERS)) and not before:
+    others, left = ([*of(Topic.OPTIMIZERS)] for of in (evidence.then, evidence.present))
+    if others and not before:
         change = f"{now} is another optimizer beside {', '.join(others)}"
+    elif left and not now:
+        change = f"the optimizer {before} is gone, and {', '.join(left)} is still there"
+    else:
+        change = f"the optimizer is {now or 'none'}, and was {before or 'none'}"
     return cause("optimizer", rows, change=change)
 
 
