@@ -241,10 +241,11 @@ def _note(line: str, then: Collection[str], former: Sequence[str], at: int, numb
     """Return in words what stood in the place of a line or around it: of several changed ones
     together, of which it is the one ``at`` a position.
     """
-    if _letters(f"    {line}") in then:
+    is_same = not former or _shown(line) in former  # and letters may be equal by chance
+    if is_same and _letters(f"    {line}") in then:
         block = (one.removesuffix(":") for one in former if one.endswith(":"))
         return f"  # no longer in {next(block, 'a block')}"
-    if line[:4].isspace() and _letters(line[4:]) in then:
+    if is_same and line[:4].isspace() and _letters(line[4:]) in then:
         return "  # newly in a block"
     if len(former) != number:
         return f"  # was: {_shortened(former)}" if former and not at else ""
@@ -456,7 +457,8 @@ def _letters(line: str) -> str:
     """
     code = _NAME.sub("", line.rstrip())
     plain = _VARIABLE.sub(lambda found: found[0] if found[1] or iskeyword(found[0]) else "_", code)
-    return "".join(_LETTERS[crc32(text.encode()) & 63] for text in (plain, code))
+    sides = (crc32(plain.encode()), crc32(code.encode()) >> 6)  # other bits, where both are equal
+    return "".join(_LETTERS[side & 63] for side in sides)
 
 
 _NAME = re.compile(r"(?<=\bdef )\w+")
