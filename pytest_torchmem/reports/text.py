@@ -363,7 +363,7 @@ def _does_not_fit(found: DoesNotFit, result: CheckResult) -> Told:
     gpu = error.gpu
     first = f"does not fit on {gpu.name} ({format_size(gpu.memory)}): {error.request}"
     if contents is not None:
-        return Told(first, _less(contents), _alive(contents))
+        return Told(first, [*_origins(contents), *_less(contents)], _alive(contents))
     alive = [f"Largest allocations at that point\n{layout.allocation_table(error.live)}"]
     return Told(first, alive if error.live else ["No memory was allocated at that point"])
 
@@ -389,9 +389,9 @@ def _source(place: str) -> str:
     return f"{place}: {text.strip()}" if text.strip() else ""
 
 
-def _less(contents: PeakContents) -> list[str]:
-    """Return where what is alive comes from, and what would lower the peak."""
-    diagnosis, parts, less = contents.diagnosis, dict[str, int](), contents.less
+def _origins(contents: PeakContents) -> list[str]:
+    """Return what leads to the largest that is alive, with its lines, and sums by module."""
+    diagnosis, parts = contents.diagnosis, dict[str, int]()
     where = layout.joined(growth.place(diagnosis), contents.holder, separator=", kept by ")
     lines = dict.fromkeys((diagnosis.place[1], *diagnosis.leads.get(diagnosis.place, ())))
     for row in diagnosis.difference.rows:
@@ -405,14 +405,19 @@ def _less(contents: PeakContents) -> list[str]:
     said += [layout.wrapped(one, "      ", start="  ") for one in map(_source, lines) if one]
     by_part = layout.joined(by_part, outside, separator="; ")
     said += [layout.wrapped(by_part)] if by_part else []
-    found = ["\n".join(said)] if said else []
+    return ["\n".join(said)] if said else []
+
+
+def _less(contents: PeakContents) -> list[str]:
+    """Return what would lower a peak, as one sentence."""
+    less = contents.less
     if less is None:
-        return found
+        return []
     percent = format_percent(less.flops, less.of).lstrip("+") if less.of else ""
     cost = f" for {percent} more FLOPs" if less.flops > 0 and percent else ""
     enough = "which is enough" if less.saved >= contents.excess else "which alone is not enough"
     what = f"What would help: {less.change.partition(': ')[0]}. It saves {format_size(less.saved)}"
-    return [*found, layout.wrapped(f"{what}{cost}, {enough}; torchmem advise tries more changes")]
+    return [layout.wrapped(f"{what}{cost}, {enough}; torchmem advise tries more changes")]
 
 
 def _nothing_allocated(found: Finding, result: CheckResult) -> Told:
@@ -449,7 +454,9 @@ def _over_budget(found: OverBudget, result: CheckResult) -> Told:
     number_first = found.overruns[0].value is not None
     if contents is None:
         return Told(first, number_first=number_first)
-    return Told(first, _less(contents), _alive(contents), number_first=number_first)
+    return Told(
+        first, [*_origins(contents), *_less(contents)], _alive(contents), number_first=number_first
+    )
 
 
 def _overrun(overrun: Overrun) -> str:

@@ -1,8 +1,7 @@
 """Lines of a program's source that fill something or make it.
 
-What runs when a peak comes is seldom what was changed: a list is filled at another line, and a
-layer is made in the constructor of the module that calls it. Both are read from the source, where
-one line alone does it.
+What keeps a tensor is known by its name. The line at which a list is filled, or a variable set, is
+read from the source, where one line alone does it.
 """
 
 from __future__ import annotations
