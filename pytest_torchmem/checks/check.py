@@ -111,11 +111,7 @@ class Judge:
 
     @cached_property
     def code(self) -> Code:
-        from pytest_torchmem.tracing.code import code_of
-
-        with suppress(Exception):  # of objects that are not what they say; a failure needs no code
-            return code_of((*self.check.request.test.functions, self.check.target.trace))
-        return {}
+        return self.check.code()
 
     def texts(self) -> dict[str, str]:
         from pytest_torchmem.tracing.code import texts_of
@@ -190,20 +186,12 @@ class Judge:
         if not moment:
             return None
         from pytest_torchmem.diagnosis.diagnose import diagnose
-        from pytest_torchmem.snapshots.files import former_texts
-        from pytest_torchmem.tracing.code import Growth, changed_lines
 
         found = diagnose(before, now, moment, self.alive, self.profile)
         seen = self.watched(self.profile, found)
         if seen is not None:
             found = diagnose(before, now, moment, self.alive, self.profile, seen)
-        paths = seen.callers.get(found.place, ()) if seen is not None else ()
-        near = [found.place[1], *found.lines, *chain(*paths), *(one for _, one in found.places)]
-        near = [*dict.fromkeys((*near, *chain(*found.leads.values())))]
-        code = before.facts.get(Topic.CODE, {})
-        growth = Growth(near, found.words, found.renamed)
-        changed = changed_lines(code, self.code, growth, former_texts)
-        return replace(found, changed=tuple(changed))
+        return _with_code(found, seen, self.code, before.facts.get(Topic.CODE, {}))
 
     def _against_snapshot(self, snapshot: SnapshotResult) -> list[Finding]:
         before, now, comparison = snapshot.before, snapshot.entry, snapshot.comparison
@@ -264,8 +252,8 @@ class Judge:
         over = overruns(limits, self.profile.figures())
         first = next((one.limit for one in over if one.value is not None), None)
         if first is not None:
-            key, limit = self.check.key, (first.figure, first.nbytes)
-            return [_over_budget(over, contents(key, self.profile, *limit, self.watched))]
+            key, limit, code = self.check.key, (first.figure, first.nbytes), self.check.with_code
+            return [_over_budget(over, contents(key, self.profile, *limit, self.watched, code))]
         if over:
             return [_over_budget(over)]
         measured = self.run.measurement if self.run is not None else None
@@ -434,6 +422,22 @@ class DeviceCheck:
         }
         return Watched(reasons, holders, savers, callers, kept)
 
+    def code(self) -> Code:
+        """Return the code that the test leads to."""
+        from pytest_torchmem.tracing.code import code_of
+
+        with suppress(Exception):  # of objects that are not what they say; a failure needs no code
+            return code_of((*self.request.test.functions, self.target.trace))
+        return {}
+
+    def with_code(self, found: Diagnosis, seen: Watched | None) -> Diagnosis:
+        """Return a diagnosis without a snapshot with the code that is otherwise in git."""
+        from pytest_torchmem.snapshots.files import committed_text
+        from pytest_torchmem.tracing.code import last_committed
+
+        now = self.code()
+        return _with_code(found, seen, now, last_committed(now, committed_text))
+
     def holder(self, profile: MemoryProfile, found: StepGrowth, *, on_host: bool) -> str:
         """Trace again and return what refers to a step's largest tensor, "" if unknown."""
         made = (profile.host_timeline if on_host else profile.timeline).allocations
@@ -485,7 +489,7 @@ class DeviceCheck:
             profile = self.target.trace(self.key.device, on, self.world, memory="unlimited")
             room = gpu.memory - gpu.context
             figure = PEAK if profile.peak > room else RESERVED
-            return contents(self.key, profile, figure, room, self.watched)
+            return contents(self.key, profile, figure, room, self.watched, self.with_code)
         except Exception:  # that it does not fit is what counts
             return None
 
@@ -535,6 +539,22 @@ class DeviceCheck:
         return replace(
             found, figures=figures, asked=asked, file=test.relative(calibration_path(test.module))
         )
+
+
+def _with_code(
+    found: Diagnosis, seen: Watched | None, now: Code, before: Mapping[str, str]
+) -> Diagnosis:
+    """Return a diagnosis with the code that changed."""
+    from pytest_torchmem.snapshots.files import former_texts
+    from pytest_torchmem.tracing.code import Growth, changed_lines
+
+    paths = seen.callers.get(found.place, ()) if seen is not None else ()
+    near = [found.place[1], *found.lines, *chain(*paths), *(one for _, one in found.places)]
+    near = [*dict.fromkeys((*near, *chain(*found.leads.values())))]
+    growth = Growth(near, found.words, found.renamed)
+    with suppress(Exception):  # of texts that are odd; a failure needs no code
+        return replace(found, changed=tuple(changed_lines(before, now, growth, former_texts)))
+    return found
 
 
 def _within_program(lines: tuple[str, ...], test: str) -> tuple[str, ...]:

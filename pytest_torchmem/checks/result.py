@@ -72,13 +72,14 @@ class PeakContents:
 
 
 Watching = Callable[["MemoryProfile", "Diagnosis"], "Watched | None"]
+WithCode = Callable[["Diagnosis", "Watched | None"], "Diagnosis"]
 
 
 def contents(
-    key: Key, profile: MemoryProfile, figure: str, most: int, watched: Watching
+    key: Key, profile: MemoryProfile, figure: str, most: int, watched: Watching, with_code: WithCode
 ) -> PeakContents | None:
-    """Return what is alive at a figure's moment, ``None`` where unknown; ``most`` is the limit, and
-    ``watched`` traces again.
+    """Return what is alive at a figure's moment, ``None`` where unknown; ``most`` is the limit,
+    ``watched`` traces again, and ``with_code`` adds the code that changed.
     """
     figures, alive = profile.figures(), alive_of(profile)
     same = (one for one in alive.moments if figures[one] == figures[PEAK])
@@ -102,7 +103,7 @@ def contents(
             holder += _called(now)
     nbytes = figures.get(figure, figures[PEAK])
     less = _less(profile, figure, nbytes - most)
-    return PeakContents(figure, nbytes, nbytes - most, found, holder, less)
+    return PeakContents(figure, nbytes, nbytes - most, with_code(found, seen), holder, less)
 
 
 def _called(now: Entry) -> str:

@@ -347,9 +347,14 @@ def also(one: Told) -> str:
     """Return in words what is told beside the first cause: another one, or code that changed."""
     if one.why != CODE:
         return wrapped(f"Also: {joined(one.why, one.where, separator=': ')}")
-    head, lines = CODE.capitalize(), one.where.split("\n")
+    return lines_of_code(CODE.capitalize(), one.where)
+
+
+def lines_of_code(head: str, text: str) -> str:
+    """Return the text of code below a head, or beside it if it is one line."""
+    lines = text.split("\n")
     if not lines[1:]:
-        return wrapped(f"{head}: {one.where}")
+        return wrapped(f"{head}: {text}")
     return "\n".join([f"{head}:", *(wrapped(line, "      ", start="  ") for line in lines)])
 
 

@@ -405,7 +405,9 @@ def _origins(contents: PeakContents) -> list[str]:
     said += [layout.wrapped(one, "      ", start="  ") for one in map(_source, lines) if one]
     by_part = layout.joined(by_part, outside, separator="; ")
     said += [layout.wrapped(by_part)] if by_part else []
-    return ["\n".join(said)] if said else []
+    code = growth.code_of(diagnosis, _FEWER_LINES_OF_CODE[1])
+    changed = [growth.lines_of_code("Code that changed last, by git", code)] if code else []
+    return [*(["\n".join(said)] if said else []), *changed]
 
 
 def _less(contents: PeakContents) -> list[str]:

@@ -455,5 +455,13 @@ def former_texts(path: str) -> list[str]:
     folder, name = Path(path).parent, Path(path).name
     with contextlib.suppress(UsageError, OSError):
         committed = git(folder, "log", f"-{_MOST_VERSIONS}", "--format=%H", "--", name, timeout=5)
-        return [git(folder, "show", f"{one}:./{name}", timeout=5) for one in committed.split()]
+        return [committed_text(path, one) for one in committed.split()]
     return []
+
+
+@lru_cache(maxsize=256)
+def committed_text(path: str, revision: str) -> str:
+    """Return the text of a file as git has it in a revision, "" where it is not there."""
+    with contextlib.suppress(UsageError, OSError):
+        return git(Path(path).parent, "show", f"{revision}:./{Path(path).name}", timeout=5)
+    return ""

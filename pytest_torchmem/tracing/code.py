@@ -160,6 +160,22 @@ def changed_lines(
     return [line for line, text in bare if not _SAYS_LITTLE.search(text)] or ordered
 
 
+def last_committed(now: Code, text_at: Callable[[str, str], str]) -> dict[str, str]:
+    """Return code as the last commit has it, or as the one before does where nothing has changed
+    since; ``text_at`` returns the text of a file in a revision.
+    """
+    texts = texts_of({name: lines for name, lines in now.items() if 0 not in lines})
+    files = {name.partition(": ")[0] for name in texts}
+    for revision in ("HEAD", "HEAD^"):
+        found = dict[str, str]()
+        for file in sorted(files):
+            parts = _parts_of(text_at(os.path.abspath(file), revision))
+            found |= texts_of({f"{file}: {name}": lines for name, (_, lines) in parts.items()})
+        if any(found.values()) and not texts.items() <= found.items():
+            return {name: lines[0] for name, lines in now.items() if 0 in lines} | found
+    return {}
+
+
 def _with_former_names(
     name: str, lines: Mapping[int, str], former: re.Pattern[str]
 ) -> Iterator[tuple[bool, CodeLine]]:

@@ -1,10 +1,14 @@
 """The fixture and the marker in whole runs: what passes, what fails, and what the message says."""
 
+import shutil
 from unittest.mock import Mock
+
+import pytest
 
 from pytest_torchmem.interception.facts import FactCollector
 from pytest_torchmem.snapshots import compare
-from tests.plugin.conftest import checking
+from pytest_torchmem.snapshots.files import committed_text
+from tests.plugin.conftest import checking, git
 
 ON_MODEL = "from model import *\n"
 BODY = "def test_it():\n    make()(inputs()).sum().backward()\n"
@@ -127,6 +131,21 @@ def test_a_budget_that_is_not_kept_names_size_phase_and_line(project):
         "  cpu *backward *% of 1.00 KiB  over budget",
     )
     assert "hidden" not in result.stdout.str()
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+def test_a_budget_names_the_code_that_changed_last(project):
+    project.write(f"{ON_MODEL}@pytest.mark.memory_budget('3 KiB', device='cpu')\n{BODY}")
+    assert "changed last" not in project.run(failed=1).stdout.str(), "there is no repository"
+    git(project.path, "init", "-q")
+    for words in (("add", "."), ("commit", "-qm", "before")):
+        git(project.path, *words)
+    project.write(model=project.read("model.py").replace("64", "96"))
+    said = "Code that changed last, by git: model.py:7: return", "*, 96))  # was: 64"
+    for words in (("status",), ("commit", "-qam", "now")):
+        git(project.path, *words)
+        committed_text.cache_clear()
+        project.run(failed=1).tells(*said)
 
 
 def test_a_body_that_leaves_a_named_device_alone_was_not_checked(project):
