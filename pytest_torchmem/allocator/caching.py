@@ -146,12 +146,8 @@ class CachingAllocator(ReservedMemory):
         divisions = table[min(max(nbytes.bit_length() - 21, 0), len(table) - 1)]
         if divisions > 1 and nbytes > MIN_BLOCK * divisions:
             # ``roundup_power2_next_division``: 1,200 bytes in 4 divisions are 1,280.
-            if nbytes & (nbytes - 1) == 0:
-                return nbytes
             floor = 1 << (nbytes.bit_length() - 1)
             step = floor >> (divisions.bit_length() - 1)
-            if step == 0:
-                return floor << 1
             return -(-nbytes // step) * step
         return -(-nbytes // MIN_BLOCK) * MIN_BLOCK
 

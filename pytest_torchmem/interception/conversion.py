@@ -95,10 +95,7 @@ def give_survivors_data(ledger: Ledger, contents: Contents | None = None) -> Non
         for value in found:
             if type(value) is _LRU_CACHE or is_lazy(value):
                 continue
-            address = address_of(value)
-            if address is None:
-                continue
-            record = survivors.get(address)
+            record = survivors.get(address_of(value))
             if record is None:
                 _without_hollow_gradient(value, survivors)
                 continue
@@ -175,10 +172,7 @@ def _kinds_of(kind: type) -> set[type]:
 
 def _note(tensor: Tensor, record: StorageRecord, known: bool) -> None:
     """Remember where a tensor was, for the next trace."""
-    try:
-        storage = storage_holder(tensor).untyped_storage()
-    except (RuntimeError, NotImplementedError):
-        return
+    storage = storage_holder(tensor).untyped_storage()
     address = storage._cdata
     entry = record.ledger.entries[record.index - 1]
     gone = ref(storage, lambda _: _SURVIVORS.pop(address, None) and None)
@@ -204,11 +198,12 @@ def _without_hollow_gradient(leaf: Tensor, survivors: Mapping[int, StorageRecord
         leaf.grad = None
 
 
-def address_of(tensor: Tensor) -> int | None:
+def address_of(tensor: Tensor) -> int:
+    """Return the address of a tensor's storage, 0 where it has none."""
     try:
         return private.storage_address(storage_holder(tensor))
     except (RuntimeError, NotImplementedError):
-        return None
+        return 0
 
 
 _CPU = torch.device("cpu")

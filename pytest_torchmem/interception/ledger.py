@@ -296,8 +296,6 @@ class Ledger:
 
     def enter(self, phase: Phase) -> None:
         """Begin ``phase`` on every device."""
-        if phase is self.phase:
-            return
         self.phase = phase
         for ledger in self.devices.values():
             ledger.phases.append((len(ledger.events), phase))

@@ -614,9 +614,6 @@ def geometry_of(value: Any, tensors: list[Tensor]) -> Any:
     Raises ``SubclassAsked`` where a subclass of tensors would be asked what it says of that.
     """
     kind = type(value)
-    if kind in _TENSOR_TYPES:
-        tensors.append(value)
-        return (value.shape, value.stride(), value.dtype)
     if kind is tuple or kind is list:
         found: list[Any] = []
         for item in value:  # often hundreds of tensors

@@ -350,8 +350,6 @@ def forward_on_cpu(norm: GroupNorm) -> int:
     native/cpu/group_norm_kernel.cpp, GroupNormKernelImplChannelsLastInternal.
     """
     input = norm.input
-    if input.numel() == 0:
-        return 0
     layout = suggested_format(input)
     copies = contiguous_copy(input, layout)
     copies += contiguous_copy(norm.weight) + contiguous_copy(norm.bias)
@@ -386,8 +384,6 @@ def groups_backward_on_cpu(grad_out: Tensor, mean: Tensor, rstd: Tensor, norm: G
     native/cpu/group_norm_kernel.cpp, GroupNormBackwardKernelImplInternal.
     """
     input = norm.input
-    if input.numel() == 0:
-        return 0
     layout = suggested_format(input)
     copies = sum(contiguous_copy(tensor, layout) for tensor in (grad_out, input))
     copies += sum(contiguous_copy(tensor) for tensor in (mean, rstd, norm.weight))

@@ -28,27 +28,22 @@ _Leaf = TypeVar("_Leaf")
 _CONTAINERS = frozenset({list, tuple, dict})
 
 
-def tensors_in(value: Any, *, of_modules: bool = False) -> Iterator[Tensor]:
-    """Yield the tensors of nested mappings, sequences and dataclasses, in their order.
-    ``of_modules``: those that modules have as attributes as well.
-    """
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors of nested mappings, sequences and dataclasses, in their order."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, Mapping):
         for item in value.values():
-            yield from tensors_in(item, of_modules=of_modules)
+            yield from tensors_in(item)
     elif isinstance(value, (list, tuple)):
         for item in value:
-            yield from tensors_in(item, of_modules=of_modules)
+            yield from tensors_in(item)
     elif is_dataclass(value) and not isinstance(value, type):
         own = getattr(value, "__dict__", None)  # where no property of the program answers
         for entry in fields(value):
             name = entry.name
             held = getattr(value, name, None) if own is None else own.get(name)
-            yield from tensors_in(held, of_modules=of_modules)
-    elif of_modules and isinstance(value, nn.Module):
-        for module in value.modules():
-            yield from tensors_in(vars(module))
+            yield from tensors_in(held)
 
 
 def argument_tensors(value: Any) -> list[Tensor]:

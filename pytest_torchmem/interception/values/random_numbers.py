@@ -358,8 +358,6 @@ def _filled_by(call: Call, plan: Plan) -> tuple[torch.dtype, int, bool]:
     """Return type and elements of what is drawn, and whether it is contiguous."""
     for output in argument_leaves(plan.outputs, Output):
         return output.dtype, math.prod(output.shape), True
-    if not call.tensors:
-        return torch.float32, 0, True
     tensor = call.tensors[0]
     return tensor.dtype, tensor.numel(), tensor.is_contiguous()
 
