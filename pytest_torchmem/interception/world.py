@@ -59,7 +59,6 @@ class SharedStore(_Store):  # type: ignore[misc]
         alive.append(self)
         self._processes, self._mailbox = processes, mailbox
         self._values: dict[str, bytes] = {}
-        self._timeout = timedelta(seconds=300)
 
     def clone(self) -> "SharedStore":
         """Return the store: it has no connection that another would need."""
@@ -88,20 +87,6 @@ class SharedStore(_Store):  # type: ignore[misc]
         self._values[key] = str(number).encode()
         return number
 
-    def append(self, key: str, value: bytes | str) -> None:
-        added = value.encode() if isinstance(value, str) else bytes(value)
-        self._values[key] = self._values.get(key, b"") + added
-
-    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        return [self.get(key) for key in keys]
-
-    def multi_set(self, keys: Sequence[str], values: Sequence[bytes | str]) -> None:
-        for key, value in zip(keys, values, strict=True):
-            self.set(key, value)
-
-    def has_extended_api(self) -> bool:
-        return True
-
     def check(self, keys: Sequence[str]) -> bool:
         """Return whether this process has written all of the values."""
         return all(key in self._values for key in keys)
@@ -127,13 +112,6 @@ class SharedStore(_Store):  # type: ignore[misc]
 
     def num_keys(self) -> int:
         return len(self._values)
-
-    def set_timeout(self, timeout: timedelta) -> None:
-        self._timeout = timeout
-
-    @property
-    def timeout(self) -> timedelta:
-        return self._timeout
 
 
 _HELPERS = frozenset({"genericpath", "glob", "ntpath", "os", "pathlib", "posixpath", "shutil"})
