@@ -30,9 +30,6 @@ _MODULES: tuple[Any, ...] = (
     parallel,
 )
 _BUFFER = 10_485_760
-#: torch's own, which go through the others here.
-_REDUCE_ADD: Any = comm.reduce_add
-_REDUCE_COALESCED: Any = comm.reduce_add_coalesced
 
 
 def data_parallel(trace: TraceContext) -> Replacements:
@@ -121,27 +118,13 @@ def _gather(
     return _joined(tensors, dim, onto, out)
 
 
-def _add(gpu: FakeGpu, inputs: Any, destination: Any = None) -> Any:
-    return inputs[0] if len(inputs) == 1 else _REDUCE_ADD(inputs, destination)
-
-
-def _add_coalesced(
-    gpu: FakeGpu, inputs: Any, destination: Any = None, buffer_size: int = _BUFFER
-) -> Any:
-    if len(inputs) == 1:
-        return tuple(inputs[0])
-    return _REDUCE_COALESCED(inputs, destination, buffer_size)
-
-
 COMMUNICATION: Functions = {
     "broadcast": _broadcast_to,
     "broadcast_coalesced": _broadcast_coalesced,
     "gather": _gather,
-    "reduce_add": _add,
-    "reduce_add_coalesced": _add_coalesced,
     "scatter": _scatter,
 }
-"""The functions of ``torch.nn.parallel.comm``."""
+"""The functions of ``torch.nn.parallel.comm``; torch's own that add go through NCCL's."""
 
 
 def _joined(tensors: Sequence[Tensor], dim: int, onto: torch.device, out: Tensor | None) -> Tensor:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
 from hashlib import blake2b
 from typing import Any, cast
 
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.errors import UnknownValueError
-from pytest_torchmem.fake_cuda.api.session import SESSION, FakeGpu, Functions, nothing
+from pytest_torchmem.fake_cuda.api.session import SESSION, Functions
 from pytest_torchmem.interception.placement import GPU_GENERATORS
 from pytest_torchmem.interception.values.random_numbers import moved_on
 from pytest_torchmem.step.generators import content_of, drawn_from, set_apart, state_of
@@ -181,27 +180,8 @@ class _States:
 STATES = _States()
 
 
-def _seed_all(gpu: FakeGpu, seed: int) -> None:
-    for one in SESSION.gpus:
-        one.generator.manual_seed(int(seed))
-
-
-def _set_states(gpu: FakeGpu, new_states: Iterable[Tensor]) -> None:
-    for one, state in zip(SESSION.gpus, new_states, strict=False):
-        one.generator.set_state(state)
-
-
 RANDOM: Functions = {
-    "manual_seed": lambda gpu, seed: nothing(gpu.generator.manual_seed(int(seed))),
-    "manual_seed_all": _seed_all,
-    "seed": lambda gpu: nothing(gpu.generator.seed()),
-    "seed_all": lambda gpu: _seed_all(gpu, gpu.generator.seed()),
     "initial_seed": lambda gpu: gpu.generator.initial_seed(),
     "get_rng_state": lambda gpu, device="cuda": gpu.generator.get_state(),
-    "get_rng_state_all": lambda gpu: [one.generator.get_state() for one in SESSION.gpus],
-    "set_rng_state": lambda gpu, new_state, device="cuda": nothing(
-        gpu.generator.set_state(new_state)
-    ),
-    "set_rng_state_all": _set_states,
 }
-"""The functions of ``torch.cuda.random``."""
+"""The functions of ``torch.cuda.random`` that would initialise CUDA; the others are torch's own."""

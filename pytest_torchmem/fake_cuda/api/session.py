@@ -258,8 +258,6 @@ DEVICE: Functions = {
     "current_device": lambda gpu: gpu.index,
     "set_device": lambda gpu, device: nothing(_select(gpu, device)),
     "synchronize": lambda gpu, device=None: None,
-    "get_device_name": lambda gpu, device=None: gpu.model.product,
-    "get_device_capability": lambda gpu, device=None: gpu.model.capability,
     "get_device_properties": lambda gpu, device=None: DeviceProperties(gpu.model),
     "get_arch_list": lambda gpu: ["sm_{}{}".format(*gpu.model.capability)],
     "can_device_access_peer": lambda gpu, device, peer: (

@@ -133,21 +133,6 @@ class Event:
         return 0.0005
 
 
-class StreamContext:
-    """``with torch.cuda.stream(...)``."""
-
-    def __init__(self, stream: Any) -> None:
-        self.stream = stream
-
-    def __enter__(self) -> None:
-        if self.stream is not None:
-            self.stream.__enter__()
-
-    def __exit__(self, *exception: object) -> None:
-        if self.stream is not None:
-            self.stream.__exit__(*exception)
-
-
 def _captures() -> Sequence[GraphRecording]:
     """Return the captures of graphs that go on, in order."""
     return () if SESSION.trace is None else SESSION.trace.values.recordings
@@ -182,7 +167,6 @@ def _set_current(stream: Stream | None) -> None:
 
 
 STREAMS: Functions = {
-    "stream": lambda gpu, stream: StreamContext(stream),
     "set_stream": lambda gpu, stream: _set_current(stream),
     "current_stream": lambda gpu, device=None: _current(gpu.index),
     "default_stream": lambda gpu, device=None: Stream(gpu.index, stream_id=0),

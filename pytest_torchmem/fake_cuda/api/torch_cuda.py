@@ -15,7 +15,6 @@ GPU present it would get pinned memory from the real one.
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from operator import attrgetter
 from typing import Any, NamedTuple, NoReturn, cast
 from weakref import WeakSet
 
@@ -128,7 +127,6 @@ _CLASSES = tuple(
     for name, kind, modules in (
         ("Stream", streams.Stream, (torch, torch.cuda, torch.cuda.streams)),
         ("Event", streams.Event, (torch, torch.cuda, torch.cuda.streams)),
-        ("StreamContext", streams.StreamContext, (torch.cuda,)),
         ("ExternalStream", streams.ExternalStream, (torch.cuda, torch.cuda.streams)),
         ("CUDAGraph", streams.CUDAGraph, (torch.cuda, torch.cuda.graphs)),
         ("Graph", streams.Graph, (torch.accelerator,)),
@@ -186,10 +184,6 @@ def profilers(trace: TraceContext) -> Replacements:
     return [(profiler.profile, {"__init__": init}), (nvtx, silent)]
 
 
-#: torch's own function goes through its own ``memory_stats``, which is replaced here.
-_SUMMARY: Callable[..., str] = torch.cuda.memory_summary
-
-
 def _all_segments(gpu: session.FakeGpu, pool: PoolId | None = None) -> list[dict[str, Any]]:
     found = (segments(one.memory.follow(), one.index, pool) for one in session.SESSION.gpus)
     return [segment for of_each in found for segment in of_each]
@@ -222,29 +216,12 @@ def _fraction(gpu: session.FakeGpu, device: Any = None) -> float:
     return 1.0 if allowed is None else allowed / gpu.model.memory
 
 
-def _reset_peaks(gpu: session.FakeGpu, device: Any = None) -> None:
-    gpu.memory.follow().statistics.reset_peaks()
-
-
-def _figure(name: str, part: str) -> Callable[..., int]:
-    """Return the function that gives one figure of the allocator's statistics."""
-    in_all = attrgetter(f"all.{name}_bytes.{part}")
-    return lambda gpu, device=None: in_all(gpu.memory.follow().statistics)
-
-
 MEMORY: session.Functions = {
-    **{
-        f"{prefix}memory_{name}": _figure("reserved" if name == "cached" else name, part)
-        for name in ("allocated", "reserved", "cached")
-        for prefix, part in (("", "current"), ("max_", "peak"))
-    },
-    **dict.fromkeys(
-        ("reset_peak_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached"),
-        _reset_peaks,
+    "reset_peak_memory_stats": lambda gpu, device=None: (
+        gpu.memory.follow().statistics.reset_peaks()
     ),
     "memory_stats": lambda gpu, device=None: OrderedDict(gpu.memory.statistics()),
     "memory_stats_as_nested_dict": lambda gpu, device=None: _nested(gpu.memory.statistics()),
-    "memory_summary": lambda gpu, device=None, abbreviated=False: _SUMMARY(device, abbreviated),
     "memory_snapshot": lambda gpu, mempool_id=None, include_traces=True: _all_segments(
         gpu, mempool_id
     ),
@@ -269,7 +246,8 @@ MEMORY: session.Functions = {
     "reset_accumulated_host_memory_stats": lambda gpu: None,
     "reset_peak_host_memory_stats": lambda gpu: None,
 }
-"""The functions about a GPU's memory; all of them tell of one replay, snapshots of all GPUs."""
+"""The functions about a GPU's memory; all of them tell of one replay, snapshots of all GPUs. Those
+that give one figure are torch's own, which asks ``memory_stats``."""
 
 
 def _nested(statistics: dict[str, Any]) -> dict[str, Any]:
