@@ -116,8 +116,6 @@ class Copies(Functions):
         """Copy a tensor with its gradient and attributes; torch/_tensor.py, ``__deepcopy__``."""
         if self._trace.record(tensor) is None:
             return original(tensor, memo)
-        if id(tensor) in memo:
-            return memo[id(tensor)]
         if not tensor.is_leaf:
             raise RuntimeError(
                 "Only Tensors created explicitly by the user (graph leaves) support the deepcopy "
@@ -130,17 +128,14 @@ class Copies(Functions):
             copy.requires_grad_(tensor.requires_grad)
         memo[id(tensor)] = copy
         if tensor.grad is not None:
-            copy.grad = self.of_tensor(original, tensor.grad, memo)
+            copy.grad = deepcopy(tensor.grad, memo)
         copy.__dict__.update(deepcopy(tensor.__dict__, memo))
         return copy
 
     @instead_of(nn.Parameter, "__deepcopy__")
     def of_parameter(self, original: Any, parameter: nn.Parameter, memo: dict[int, Any]) -> Any:
         """Copy a parameter without its gradient; torch/nn/parameter.py, ``__deepcopy__``."""
-        if id(parameter) not in memo:
-            copy = type(parameter)(parameter.data.clone(), parameter.requires_grad)
-            memo[id(parameter)] = copy
-        return memo[id(parameter)]
+        return type(parameter)(parameter.data.clone(), parameter.requires_grad)
 
 
 def _with_its_storage(tensor: Tensor, memo: dict[Any, Any]) -> Tensor:
