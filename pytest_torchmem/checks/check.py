@@ -546,12 +546,12 @@ def _with_code(
 ) -> Diagnosis:
     """Return a diagnosis with the code that changed."""
     from pytest_torchmem.snapshots.files import former_texts
-    from pytest_torchmem.tracing.code import Growth, changed_lines
+    from pytest_torchmem.tracing.changed_code import Growth, changed_lines
 
     paths = seen.callers.get(found.place, ()) if seen is not None else ()
     near = [found.place[1], *found.lines, *chain(*paths), *(one for _, one in found.places)]
     near = [*dict.fromkeys((*near, *chain(*found.leads.values())))]
-    growth = Growth(near, found.words, found.renamed)
+    growth = Growth(near, found.words, found.code, found.renamed)
     with suppress(Exception):  # of texts that are odd; a failure needs no code
         return replace(found, changed=tuple(changed_lines(before, now, growth, former_texts)))
     return found

@@ -344,6 +344,36 @@ class Rule:
     """Causes that facts prove come first, and those that are only not excluded last."""
 
 
+_RECORDING = r"no_grad|inference_mode|grad_enabled|detach|requires_grad|freez|frozen|trainable"
+_KEEPING = r"append|extend|detach|\.item\(|\bdel |hook|deepcopy|clone"
+_TYPES = r"float|half|double|\b(b|bf|fp)?(16|32|64)\b|dtype|\.to\(|autocast|type_as|numpy"
+CODE = {
+    **dict.fromkeys(("gradients recorded", "recorded", "reached", "reached anew"), _RECORDING),
+    **dict.fromkeys(("mode of calls", "trained", "new gradient", "parameter"), _RECORDING),
+    **dict.fromkeys(("held", "held between", "earlier steps", "left", "lives longer"), _KEEPING),
+    **dict.fromkeys(("type", "float64", "copy"), _TYPES),
+    "mode of calls": rf"{_RECORDING}|autocast",
+    "attention": r"attention|attn|mask|softmax|sdpa|flash|is_causal|need_weights",
+    "checkpoint": r"checkpoint|recompute|training|\.(eval|train)\(",
+    "compiled": r"compile|dynamic|fullgraph",
+    "eval of calls": r"\.(eval|train)\(|training",
+    "backwards": r"backward|accum|loss",
+    "graph kept": r"retain_graph|create_graph",
+    "gradients kept": r"zero_grad|set_to_none|\.grad\b|backward",
+    "gradients together": r"zero_grad|set_to_none|\.grad\b|backward",
+    "freed late": r"hook|\.grad\b",
+    "emptied": r"empty_cache|collect",
+    "tied": r"\btie|weight|Parameter",
+    "optimizer": r"foreach|fused|optim|lr=",
+    "moved away": r"\.(to|cpu|cuda)\(|offload",
+    "twice": r"deepcopy|\bcopy|load",
+    **dict.fromkeys(("new tensor", Role.BUFFER), r"register_|Parameter|buffer"),
+    "step": r"foreach|_\(",
+    Role.SAVED: rf"backward|checkpoint|no_grad|{_KEEPING}",
+    Role.PARAMETER: _TYPES,
+}
+"""By rules, and roles of what no rule explains, the patterns of code that makes such a growth:
+which of the lines that changed are shown first."""
 RULES: dict[str, Rule] = {}
 """By name, in the order in which causes of equal weight are told."""
 

@@ -16,7 +16,7 @@ from itertools import accumulate, pairwise, takewhile
 from typing import TYPE_CHECKING
 
 from pytest_torchmem.diagnosis import rules  # noqa: F401
-from pytest_torchmem.diagnosis.causes import RULES, Cause, Evidence, Watched, find_causes
+from pytest_torchmem.diagnosis.causes import CODE, RULES, Cause, Evidence, Watched, find_causes
 from pytest_torchmem.diagnosis.difference import (
     OF_BACKWARD,
     MomentDifference,
@@ -91,9 +91,21 @@ class Diagnosis:
 
     @property
     def words(self) -> set[str]:
-        """The names in the first cause, without the words of the sentences of rules."""
+        """The names in the first cause, without the words of the sentences of rules; without a
+        cause those of the leading row's module and of what it is there.
+        """
         own = {word for rule in RULES.values() for word in _WORD.findall(rule.sentence)}
-        return {word for cause in self.causes[:1] for word in _WORD.findall(cause.text)} - own
+        said, row = " ".join(cause.text for cause in self.causes[:1]), self.leading_row
+        if not said and row is not None:
+            said = f"{row.what.module} {row.what.source.removeprefix('aten::')}"
+        return {*_WORD.findall(said)} - own
+
+    @property
+    def code(self) -> str:
+        """The pattern of code that makes the first cause, or such a row."""
+        row = self.leading_row
+        names = [*(cause.rule for cause in self.causes[:1]), row.what.role if row else ""]
+        return CODE.get(names[0], "")
 
     @property
     def lines(self) -> list[str]:

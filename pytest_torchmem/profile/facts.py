@@ -188,6 +188,10 @@ class Topic:
     the libraries that these name: ``{"losses.py: focal_loss": "aXk7", "timm": "1.0.20"}``."""
 
 
+UNREACHED = "not reached before"
+"""What is said of a line that may be as it was: no test led to it."""
+
+
 class CodeLine(NamedTuple):
     """A line of the program that a snapshot has otherwise; or a library, of another version."""
 

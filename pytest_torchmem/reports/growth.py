@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from pytest_torchmem.figures import END, RESERVED, RETAINED, label
 from pytest_torchmem.printable import counted, listed
+from pytest_torchmem.profile.facts import UNREACHED
 from pytest_torchmem.profile.module_paths import fold, prefixes
 from pytest_torchmem.profile.timeline import Role
 from pytest_torchmem.reports.layout import in_two_lines, joined, width, wrapped
@@ -70,7 +71,10 @@ class Section:
                 break
             number -= 1
         if lines is not None and number == 1:  # whose place has no room
-            shown[0] = "\n".join(shown[0].split("\n")[: max(lines - 2, 1)]).rstrip(",")
+            whole = shown[0].split("\n")
+            shown[0] = "\n".join(whole[: max(lines - 2, 1)])
+            if len(whole) > max(lines - 2, 1):
+                shown[0] = shown[0].rpartition(",")[0] or shown[0]
         return "\n".join([head, *shown[:number], *self._others(number)])
 
     def _others(self, shown: int) -> Iterator[str]:
@@ -149,6 +153,7 @@ def told(diagnosis: Diagnosis | None) -> tuple[Told, ...]:
 def code_of(diagnosis: Diagnosis, most: int) -> str:
     """Return the code that changed, a line each, and of more than ``most`` where the others are."""
     shown, left, places = diagnosis.changed[:most], diagnosis.changed[most:], list[str]()
+    left = tuple(one for one in left if UNREACHED not in one.text)
     for file in dict.fromkeys(one.file for one in left):
         lines = {one.number: one for one in left if one.file == file}
         starts, ends = (sorted(one for one in lines if one + by not in lines) for by in (-1, 1))

@@ -43,11 +43,11 @@ MOST_LINES = 25
 _FEWEST_LINES = 6
 """Of rows with their title, for which the figures of other devices make room."""
 
-_FEWER_LINES_OF_CODE = 5, 3, 2, 1
+_FEWER_LINES_OF_CODE = 3, 2, 1
 """Those that are told one after the other where there is less room."""
 _SHORTER = (
     *((0, 3, 3, 0), (0, 1, 1, 0), (0, 1, 1, 1)),
-    *((0, 1, 0, 1), (0, 1, 0, 2), (0, 1, 0, 3), (0, 1, 0, 4)),
+    *((0, 1, 0, 1), (0, 1, 0, 2), (0, 1, 0, 3)),
 )
 """What remains of a message with less and less room: empty lines between its parts, place and
 causes of the first device, those of others, and which of the texts on code."""
@@ -299,7 +299,7 @@ def _grew(found: Changed, result: CheckResult) -> Told:
     codes = []
     if code is not None:
         fewer = (growth.code_of(diagnosis, most) for most in _FEWER_LINES_OF_CODE)
-        codes = [code, *(code._replace(where=one.replace("\n", "; ")) for one in fewer)]
+        codes = [code, *(code._replace(where=one) for one in fewer)]
     what = f"{size} {figure}, {where_of(result.key)}"
     headline = layout.wrapped(layout.joined(what, why, separator=": "), first=True)
     others = _not_run(comparison.having(Verdict.NOT_RUN))
@@ -393,6 +393,7 @@ def _origins(contents: PeakContents) -> list[str]:
     """Return what leads to the largest that is alive, with its lines, and sums by module."""
     diagnosis, parts = contents.diagnosis, dict[str, int]()
     where = layout.joined(growth.place(diagnosis), contents.holder, separator=", kept by ")
+    where = layout.joined(where, contents.called, separator="; ")
     lines = dict.fromkeys((diagnosis.place[1], *diagnosis.leads.get(diagnosis.place, ())))
     for row in diagnosis.difference.rows:
         part = ".".join(row.what.module.split(".")[:2])

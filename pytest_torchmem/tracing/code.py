@@ -1,8 +1,4 @@
-"""The code that a test leads to, and what of it changed since a snapshot.
-
-A snapshot has two letters for each line of the functions that a test led to then. Those that
-changed are shown with a failure: what makes an allocation is seldom what was changed.
-"""
+"""The code that a test leads to: a snapshot has two letters for each line of these functions."""
 
 from __future__ import annotations
 
@@ -10,32 +6,26 @@ import ast
 import os
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
-from difflib import SequenceMatcher
 from functools import cached_property, lru_cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import resolve_name
 from inspect import getattr_static
 from io import StringIO
-from itertools import islice, takewhile
+from itertools import islice
 from keyword import iskeyword
-from operator import itemgetter
 from pathlib import PurePath
 from string import ascii_letters, digits
-from textwrap import shorten
 from tokenize import COMMENT, TokenError, generate_tokens
 from types import CodeType, FunctionType, MethodType, ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 from zlib import crc32
 
 from torch import nn
 
 from pytest_torchmem.interception.attribution import place_among
 from pytest_torchmem.interception.facts import is_installed
-from pytest_torchmem.printable import counted
-from pytest_torchmem.profile.facts import CodeLine
 from pytest_torchmem.tracing.sources import file_of, first_line, is_of_program, text_of, tree_of
 
 _CONFIGURATIONS = (".json", ".yaml", ".yml", ".toml", ".ini", ".cfg")
@@ -44,10 +34,8 @@ _MOST_BYTES = 50_000
 """Of such a file; what is larger is data."""
 _MOST_ITEMS = 50
 """Those of a container that are followed to functions."""
-_LONGEST = 120
-"""Characters of lines that are gone."""
-_AT_A_TIME = 2
-"""Lines of a function that come before those of the next."""
+_LONGEST = 160
+"""Characters of a statement that counts as one line."""
 _MOST_OBJECTS = 5000
 """Those that are followed from a test to the functions that it leads to."""
 
@@ -68,14 +56,14 @@ def code_of(functions: Iterable[Any]) -> Code:
     found = {name: {0: _version_of(name)} for name in sorted(libraries)}
     for file, starts in sorted(files.items()):
         path, text = _path_of(file), text_of(file)
-        for name, (span, lines) in _parts_of(text).items():
+        for name, (span, lines) in parts_of(text).items():
             if lines and (not name or not starts.isdisjoint(span)):
                 found[f"{path}: {name}"] = lines
     return found
 
 
 @lru_cache(maxsize=256)
-def _parts_of(text: str) -> dict[str, tuple[Collection[int], dict[int, str]]]:
+def parts_of(text: str) -> dict[str, tuple[Collection[int], dict[int, str]]]:
     """Return a text's functions with the numbers of their lines and those that hold code; by ""
     what is outside of them.
     """
@@ -97,69 +85,6 @@ def texts_of(code: Code) -> dict[str, str]:
     }
 
 
-Versions = Callable[[str], Iterable[str]]
-"""Yields the texts that a file of the program had."""
-
-
-class Growth(NamedTuple):
-    """What is known of a growth that code made."""
-
-    near: Sequence[str] = ()
-    """The lines that lead to it, those to blame first."""
-    words: AbstractSet[str] = frozenset()
-    """The names in its cause."""
-    renamed: Mapping[str, str] = {}
-    """Attributes that are modules, with what their names were."""
-
-
-_UNKNOWN = Growth()
-
-
-def changed_lines(
-    before: Mapping[str, str],
-    now: Code,
-    growth: Growth = _UNKNOWN,
-    versions: Versions = lambda file: (),
-) -> list[CodeLine]:
-    """Return the lines of code that a snapshot has otherwise, those most likely meant first.
-
-    First come those with a word of the cause, then functions with lines near the growth, in their
-    order, then others of their classes and files, a few lines of each at a time; new functions
-    elsewhere and lines with other names of variables alone are last. Modules, functions and classes
-    of another name or in another file are no news; nor are imports beside what they serve. Where
-    ``versions`` have the very lines of the snapshot, what stood there is told.
-    """
-    near, words, names = growth
-    texts, at_near = texts_of(now), {line: at for at, line in enumerate(near)}
-    named = {**names, **_renamed(before, texts)}
-    former = re.compile(rf"['\"](.*\b)?({'|'.join(map(re.escape, names.values()))})\b")
-    gone = {text: name for name, text in before.items() if name not in now}
-    levels = dict[str, int]()
-    for name, lines in now.items():
-        places = (f"{name.partition(': ')[0]}:{number}" for number in lines)
-        levels[name] = min((at_near[one] for one in places if one in at_near), default=len(near))
-    around = {_around(name) for name, level in levels.items() if level < len(near)}
-    found = list[tuple[tuple[int, ...], CodeLine]]()
-    for name, level in levels.items() if before else ():
-        was, is_far = before.get(name, ""), level == len(near)
-        function = level, _around(name) not in around, name.endswith(": ")
-        changes = list[tuple[bool, CodeLine]]()
-        if was != texts[name] and (was or texts[name] not in gone):
-            changes = _changes(name, was, now[name], named, _lines_then(name, was, versions))
-        if names and 0 not in now[name]:
-            changes += _with_former_names(name, now[name], former)
-        changes.sort(key=lambda one: (at_near.get(one[1].place, len(near)), _STOOD in one[1].text))
-        for at, (is_same, line) in enumerate(changes):
-            others = words.isdisjoint(_WORD.findall(line.text))
-            order = is_same, others, is_far and not was, at // _AT_A_TIME, *function
-            found.append((order, line))
-    ordered = [line for _, line in sorted(found, key=itemgetter(0))]
-    if names and not ordered:
-        return changed_lines(before, now, growth._replace(renamed={}), versions)
-    bare = ((line, line.text.partition("  # ")[0]) for line in ordered)
-    return [line for line, text in bare if not _SAYS_LITTLE.search(text)] or ordered
-
-
 def last_committed(now: Code, text_at: Callable[[str, str], str]) -> dict[str, str]:
     """Return code as the last commit has it, or as the one before does where nothing has changed
     since; ``text_at`` returns the text of a file in a revision.
@@ -169,124 +94,11 @@ def last_committed(now: Code, text_at: Callable[[str, str], str]) -> dict[str, s
     for revision in ("HEAD", "HEAD^"):
         found = dict[str, str]()
         for file in sorted(files):
-            parts = _parts_of(text_at(os.path.abspath(file), revision))
+            parts = parts_of(text_at(os.path.abspath(file), revision))
             found |= texts_of({f"{file}: {name}": lines for name, (_, lines) in parts.items()})
         if any(found.values()) and not texts.items() <= found.items():
             return {name: lines[0] for name, lines in now.items() if 0 in lines} | found
     return {}
-
-
-def _with_former_names(
-    name: str, lines: Mapping[int, str], former: re.Pattern[str]
-) -> Iterator[tuple[bool, CodeLine]]:
-    """Yield the lines in whose texts modules still have the names that they had."""
-    for number, line in lines.items():
-        if found := former.search(line[2:]):
-            text = f"{line[2:].strip()}  # nothing is called {found[2]} now"
-            yield False, CodeLine(name.partition(": ")[0], number, text)
-
-
-def _renamed(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]:
-    """Return the former names of functions and classes that have another one and the same lines."""
-    gone = {text: name for name, text in before.items() if name not in now}
-    found = dict[str, str]()
-    for name, text in now.items():
-        if name not in before and text in gone:
-            parts = (one.rpartition(": ")[2].split(".")[::-1] for one in (name, gone[text]))
-            found |= zip(*parts, strict=False)
-    return {new: old for new, old in found.items() if new != old}
-
-
-def _lines_then(name: str, was: str, versions: Versions) -> list[str]:
-    """Return the lines that a function had in the snapshot, none where no version has them."""
-    file, _, function = name.partition(": ")
-    for text in versions(os.path.abspath(file)) if was and file != name else ():
-        _, lines = _parts_of(text).get(function, ((), {}))
-        if was == "".join(line[:2] for line in lines.values()):
-            return [_shown(line[2:]) for line in lines.values()]
-    return []
-
-
-def _changes(
-    name: str, was: str, lines: Mapping[int, str], names: Mapping[str, str], former: Sequence[str]
-) -> list[tuple[bool, CodeLine]]:
-    """Return the lines of a function that changed, with new names of others undone, and whether
-    names of variables alone did; with the ``former`` ones, if these are known.
-    """
-    file = name.partition(": ")[0]
-    if file == name:
-        return [(False, CodeLine(file, 0, f"{lines[0]} ({f'was {was}' if was else 'new'})"))]
-    shown = {number: _shown(line[2:]) for number, line in lines.items()}
-    if not was:
-        said = [number for number, text in shown.items() if not _SAYS_LITTLE.search(text)]
-        at = next((at for at in said if _NAME.search(shown[at])), [*said, *shown][0])
-        head = (text for number, text in shown.items() if text[:1] == "@" and number < at)
-        return [(False, CodeLine(file, at, f"{' '.join((*head, shown[at]))}  # new"))]
-    then, numbers = re.findall("..", was), [*lines]
-    as_named = partial(_WORD.sub, lambda found: names.get(found[0], found[0]))
-    sides = ((_letters(as_named(line[2:])), line[:2]) for line in lines.values())
-    there = [undone if undone in then else own for undone, own in sides]
-    matched = SequenceMatcher(None, then, there, autojunk=False).get_opcodes()
-    changes = [one for one in matched if one[0] != "equal"]
-    came = {letters for *_, first, last in changes for letters in there[first:last]}
-    stood = {letters: first for _, start, stop, first, _ in changes for letters in then[start:stop]}
-    found = list[tuple[bool, CodeLine]]()
-    for _, start, stop, first, last in changes:
-        alike = {letters[0] for letters in then[start:stop]}
-        for at in range(first, last):
-            text, was_at = shown[numbers[at]], stood.get(there[at])
-            if was_at is not None:  # it passed a line
-                over = shown[numbers[max(0, (at if was_at < at else was_at) - 1)]]
-                text += f"{_STOOD}{'before' if was_at < at else 'after'}: {over}"
-            else:
-                line, span = lines[numbers[at]][2:], slice(start, stop)
-                text += _note(line, then[span], former[span], at - first, last - first)
-            found.append((there[at][0] in alike, CodeLine(file, numbers[at], text)))
-        gone = [one for one in former[start:stop] if not _SAYS_LITTLE.search(one)]
-        if first == last and not came.issuperset(then[start:stop]) and (gone or not former):
-            after = first == len(numbers)
-            number = numbers[first - after]
-            note = f"gone {'after' if after else 'before'} it"
-            number_gone = counted(stop - start, "line")
-            note = f"{note}: {_shortened(gone)}" if former else f"{number_gone} {note}"
-            found.append((False, CodeLine(file, number, f"{shown[number]}  # {note}")))
-    return found
-
-
-def _note(line: str, then: Collection[str], former: Sequence[str], at: int, number: int) -> str:
-    """Return in words what stood in the place of a line or around it: of several changed ones
-    together, of which it is the one ``at`` a position.
-    """
-    is_same = not former or _shown(line) in former  # and letters may be equal by chance
-    if is_same and _letters(f"    {line}") in then:
-        block = (one.removesuffix(":") for one in former if one.endswith(":"))
-        return f"  # no longer in {next(block, 'a block')}"
-    if is_same and line[:4].isspace() and _letters(line[4:]) in then:
-        return "  # newly in a block"
-    if len(former) != number:
-        return f"  # was: {_shortened(former)}" if former and not at else ""
-    sides = [re.findall(r"\w+|\W", one) for one in (former[at], _shown(line))]
-    for _ in range(2):  # what both begin with goes, and then what both end with
-        same = takewhile(lambda pair: pair[0] == pair[1], zip(*sides, strict=False))
-        alike = sum(1 for _ in same)
-        sides = [side[alike:][::-1] for side in sides]
-    gone, came = ("".join(side).strip(" ,") for side in sides)
-    is_whole = all(gone.count(start) == gone.count(end) for start, end in ("()", "[]", "{}"))
-    gone = gone if is_whole else former[at]
-    return f"  # was: {gone}" if gone else f"  # came: {came}"
-
-
-def _shortened(lines: Iterable[str]) -> str:
-    return shorten("; ".join(lines), _LONGEST, placeholder=" …")
-
-
-def _shown(line: str) -> str:
-    return _SECRET.sub(r"\1…", line.strip())
-
-
-def _around(name: str) -> str:
-    """Return the class or the file of a function."""
-    return name.rpartition(".")[0]
 
 
 def _reached(functions: Iterable[Any]) -> tuple[dict[str, set[int]], set[str]]:
@@ -460,34 +272,49 @@ def _lines_of(text: str) -> dict[int, str]:
         for token in generate_tokens(StringIO(text).readline):
             if token.type == COMMENT:
                 lines[token.start[0]] = token.line[: token.start[1]]
-    return {
-        number: _letters(line) + line.rstrip()
+    lines = {
+        number: line.rstrip()
         for number, line in lines.items()
         if line.strip() and number not in strings
     }
+    return {number: letters_of(line) + line for number, line in _joined(lines, text).items()}
 
 
-def _letters(line: str) -> str:
+def _joined(lines: dict[int, str], text: str) -> dict[int, str]:
+    """Return lines with each short statement of a text in one, as a formatter may have it."""
+    left = {**lines}
+    for node in ast.walk(tree_of(text)):
+        is_data = isinstance(node, ast.Expr) and not isinstance(node.value, ast.Call | ast.Await)
+        if not isinstance(node, ast.stmt) or is_data or isinstance(node, ast.Match):
+            continue
+        end = node.end_lineno or node.lineno
+        for one in getattr(node, "body", ())[:1]:
+            end = min(each.lineno for each in (one, *getattr(one, "decorator_list", ()))) - 1
+        numbers = [number for number in range(node.lineno, end + 1) if number in lines]
+        parts = [lines[number].strip() for number in numbers]
+        whole = _BRACKETS.sub("", " ".join(parts))
+        if parts[1:] and len(whole) <= _LONGEST and '"""' not in whole:
+            indent = lines[numbers[0]].partition(parts[0])[0]
+            left[numbers[0]] = indent + whole
+            for number in numbers[1:]:
+                left.pop(number, None)
+    return left
+
+
+def letters_of(line: str) -> str:
     """Return two letters for a line: one for it without names of variables, one for all of it. A
     function of another name is no other one.
     """
-    code = _NAME.sub("", line.rstrip())
+    code = NAME.sub("", line.rstrip())
     plain = _VARIABLE.sub(lambda found: found[0] if found[1] or iskeyword(found[0]) else "_", code)
     sides = (crc32(plain.encode()), crc32(code.encode()) >> 6)  # other bits, where both are equal
     return "".join(_LETTERS[side & 63] for side in sides)
 
 
-_NAME = re.compile(r"(?<=\bdef )\w+")
-_STOOD = "  # stood "
-_WORD = re.compile(r"\w+")
+NAME = re.compile(r"(?<=\bdef )\w+")
+_BRACKETS = re.compile(r"(?<=[(\[{]) | ?,? (?=[)\]}])")
+"""The spaces within brackets, and a comma before them, that a statement of several lines has."""
 _VARIABLE = re.compile(r"""(^\s*\w+:|["'].*?["'])|(?<![\w.])[a-z_]\w*(?![\w(])(?!=\w)""")
 """Neither an attribute nor called nor a keyword, as most programs are formatted; and before it what
 has a meaning: fields, keys and texts."""
-_SAYS_LITTLE = re.compile(r"^(from|import)\b|^\W*$|\(new\)$")
-"""Lines of code, and new libraries, that say little beside others."""
-_SECRET = re.compile(
-    r"""(?i)((?:token|secret|passw\w*|key|credentials?)["']?\s*[:=]\s*)"""
-    r"""["']?(?=[\w\-+/.]*\d)[\w\-+/.]{20,}(?![\w(])["']?"""
-)
-"""What a configuration may hold, and no report is to show."""
 _LETTERS = f"{ascii_letters}{digits}+/"

@@ -25,7 +25,8 @@ import pytest_torchmem as torchmem
 from pytest_torchmem import trace
 from pytest_torchmem.diagnosis.diagnose import StepGrowth, step_growth
 from pytest_torchmem.profile.timeline import Lifetimes, Role
-from pytest_torchmem.tracing.code import Growth, changed_lines, code_of, texts_of
+from pytest_torchmem.tracing.changed_code import Growth, changed_lines
+from pytest_torchmem.tracing.code import code_of, parts_of, texts_of
 from pytest_torchmem.tracing.holders import HeldNames
 from pytest_torchmem.tracing.watch import watching
 from tests.diagnosis.planted import BATCH, LENGTH, WIDTH, Block, Decoder, ids
@@ -279,12 +280,16 @@ BODY = "y = scaled(x)\n        return y"
         ("= 4", "= 4  # comment", []),
         ("return x\n", "return 1\n", []),  # of what is not called
         ("= 4", "= 8", ["2: WIDTH = 8  # was: 4"]),
-        ("x *", "x +", ["6: return x + WIDTH  # was: *"]),
+        ("x *", "x +", ["6: return x + WIDTH  # was: return x * WIDTH"]),
         ("scaled", "wide", []),
         ("Net", "Model", []),
         ("        y = scaled(x)\n", "", ["9: return y  # gone before it: y = scaled(x)"]),
         ("return y", "return y + 1", ["10: return y + 1  # came: + 1"]),
-        (" y\n", " unused(1)\n", ["10: return unused(1)  # was: y", "11: def unused(x):  # new"]),
+        (
+            " y\n",
+            " unused(1)\n",
+            ["10: return unused(1)  # was: y", "11: def unused(x):  # not reached before"],
+        ),
         (
             BODY,
             "z = scaled(x)\n        return z + 1",
@@ -294,9 +299,15 @@ BODY = "y = scaled(x)\n        return y"
         (
             "        y = scaled(x)\n",
             "        if x:\n            y = scaled(x)\n",
-            ["9: if x:  # was: y = scaled(x)", "10: y = scaled(x)  # newly in a block"],
+            ["9: if x:", "10: y = scaled(x)  # newly in a block"],
         ),
         (BODY, "return y\n        y = scaled(x)", ["9: return y  # stood after: y = scaled(x)"]),
+        (" = scaled(x)", " = scaled(\n            x,\n        )", []),
+        (
+            BODY,
+            f"return self.made(x) + 1\n    def made(self, x):\n        {BODY}",
+            ["9: return self.made(x) + 1", "10: def made(self, x):  # new"],
+        ),
     ],
 )
 def test_code_that_changed(tmp_path, monkeypatch, was, now, found):
@@ -315,6 +326,48 @@ def test_code_that_changed(tmp_path, monkeypatch, was, now, found):
     told, bare = ([*map(str, changed_lines(before, sides[1], versions=one))] for one in versions)
     assert [one.partition(".py:")[2] for one in told] == found
     assert [one.partition("  #")[0] for one in bare] == [one.partition("  #")[0] for one in told]
+
+
+FORMER = """@cache
+def begin(x, width):
+    for one in x:
+        y = made(one, 4)
+    length = len(x)
+    return torch.full((length, width), y, dtype=torch.long)
+"""
+LATER = """def begin(x, width, depth=2):
+    for one in x:
+        count(one)
+    y = made(one, 4)
+    return torch.full(
+        (width, width), y, dtype=torch.long,
+    )
+def log(x):
+    y = made(one, 4)
+    print(x, "stem_", flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("growth", "first"),
+    [
+        (
+            Growth(code="full"),
+            "5: return torch.full((width, width), y, dtype=torch.long)  # was: length",
+        ),
+        (Growth(code="cache"), "1: def begin(x, width, depth=2):  # came: depth=2; gone: @cache"),
+        (Growth(code="made"), "4: y = made(one, 4)  # no longer in for one in x"),
+        (Growth(code="flush"), '10: print(x, "stem_", flush=True)  # in log, new'),
+        (Growth(code="stem", renamed={"stem_0": "first"}), "# which is in the name stem_0 now"),
+    ],
+)
+def test_what_changed_is_shown_in_the_order_of_the_cause(growth, first):
+    before, now = (
+        {f"a.py: {name}": lines for name, (_, lines) in parts_of(text).items()}
+        for text in (FORMER, LATER)
+    )
+    shown = changed_lines(texts_of(before), now, growth, lambda file: [FORMER])
+    assert str(shown[0]).endswith(first)
 
 
 def test_a_configuration_is_code_and_a_text_with_a_former_name_is_told(tmp_path: Path) -> None:

@@ -1,0 +1,411 @@
+"""What of the code that a test leads to changed since a snapshot, what is likely meant first.
+
+What makes an allocation is seldom what was changed: a failure shows the lines that changed.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from difflib import SequenceMatcher, get_close_matches
+from enum import IntEnum
+from functools import partial
+from itertools import takewhile
+from textwrap import shorten
+from typing import NamedTuple
+
+from pytest_torchmem.printable import counted
+from pytest_torchmem.profile.facts import UNREACHED, CodeLine
+from pytest_torchmem.tracing.code import NAME, Code, letters_of, parts_of, texts_of
+
+_LONGEST = 160
+"""Characters of lines that are gone."""
+_ALIKE = 0.5
+"""The part of their lines that two functions share that are one with another name."""
+_AT_A_TIME = 2
+"""Lines of a function that come before those of the next."""
+_CAME, _STOOD = "  # came: ", "  # stood "
+_WORD = re.compile(r"\w+")
+_HEAD = re.compile(r"(async )?def |class ")
+_DEFAULT = re.compile(r"\w+\s*=[^,)]+")
+_TEXT = re.compile(r"['\"]\W*(\w{3,}?)\W*['\"]")
+_SAYS_LITTLE = re.compile(r"^(from|import)\b|^\W*$|\(new\)$")
+"""Lines of code, and new libraries, that say little beside others."""
+_SECRET = re.compile(
+    r"""(?i)((?:token|secret|passw\w*|key|credentials?)["']?\s*[:=]\s*)"""
+    r"""["']?(?=[\w\-+/.]*\d)[\w\-+/.]{20,}(?![\w(])["']?"""
+)
+"""What a configuration may hold, and no report is to show."""
+
+Versions = Callable[[str], Iterable[str]]
+"""Yields the texts that a file of the program had."""
+
+
+class Growth(NamedTuple):
+    """What is known of a growth that code made."""
+
+    near: Sequence[str] = ()
+    """The lines that lead to it, those to blame first."""
+    words: AbstractSet[str] = frozenset()
+    """The names in its cause."""
+    code: str = ""
+    """A pattern of what code has that makes such a cause."""
+    renamed: Mapping[str, str] = {}
+    """Attributes that are modules, with what their names were."""
+
+
+_UNKNOWN = Growth()
+
+
+class _Order(IntEnum):
+    """How likely a changed line is meant, if no more is known of it."""
+
+    NEWS = 0
+    MOVED = 1
+    """It is there from another function, or takes other arguments, with no other defaults."""
+    SAME = 2
+    """Variables alone have other names."""
+
+
+class _Change(NamedTuple):
+    order: _Order
+    news: str
+    """What of the line differs, or is gone."""
+    line: CodeLine
+
+
+def changed_lines(
+    before: Mapping[str, str],
+    now: Code,
+    growth: Growth = _UNKNOWN,
+    versions: Versions = lambda file: (),
+) -> list[CodeLine]:
+    """Return the lines of code that a snapshot has otherwise, those most likely meant first.
+
+    First come those with what makes such a cause, or a word of it, then functions with lines near
+    the growth, in their order, then others of their classes and files, a few lines of each at a
+    time; new functions elsewhere and lines with other names of variables alone are last. Modules,
+    functions and classes of another name or in another file are no news; nor are imports beside
+    what they serve. Where ``versions`` have the very lines of the snapshot, what stood there is
+    told.
+    """
+    near, words, code, names = growth
+    texts, at_near = texts_of(now), _first_lines(near, now)
+    were = _counterparts(before, texts)
+    named = {**names, **_renamed(were)}
+    meant = re.compile(code or "$^")
+    moved = _moved(before, now, were)
+    levels = dict[str, int]()
+    for name, lines in now.items():
+        places = (f"{name.partition(': ')[0]}:{number}" for number in lines)
+        levels[name] = min((at_near[one] for one in places if one in at_near), default=len(near))
+    around = {_around(name) for name, level in levels.items() if level < len(near)}
+    levels |= _of_called(now, {name for name in now if name not in were}, levels, len(near))
+    found = list[tuple[tuple[int, ...], CodeLine]]()
+    for name, level in levels.items() if before else ():
+        then, is_far = were.get(name, ""), level == len(near)
+        was = before.get(then, "")
+        function = level, _around(name) not in around, name.endswith(": ")
+        changes = list[_Change]()
+        if was != texts[name] and 0 in now[name]:  # it is a library
+            said = f"{texts[name]} ({f'was {was}' if was else 'new'})"
+            changes = [_Change(_Order.NEWS, said, CodeLine(name, 0, said))]
+        elif was != texts[name] and was:
+            lines_then = _lines_then(then, was, versions)
+            changes = _changes(name, was, now[name], named, lines_then, moved)
+        elif was != texts[name]:
+            changes = _of_new(name, now[name], moved[0], _is_new(name, before, versions))
+            if is_far:
+                changes = [one for one in changes if meant.search(one.news)] or changes[:1]
+        if names and 0 not in now[name]:
+            told = [*_with_names(name, now[name], names)]
+            at_told = {one.line.place for one in told}
+            changes = [*told, *(one for one in changes if one.line.place not in at_told)]
+        changes.sort(
+            key=lambda one: (at_near.get(one.line.place, len(near)), _STOOD in one.line.text)
+        )
+        for at, (order, news, line) in enumerate(changes):
+            others = words.isdisjoint(_WORD.findall(line.text))
+            signs = (meant.search(news), meant.search(line.text), line.place in at_near)
+            likely = order is _Order.SAME, -sum(map(bool, signs)), order, others
+            found.append(((*likely, is_far and not was, at // _AT_A_TIME, *function), line))
+    ordered = [line for _, line in sorted(found, key=operator.itemgetter(0))]
+    if names and not ordered:
+        return changed_lines(before, now, growth._replace(renamed={}), versions)
+    bare = ((line, line.text.partition("  # ")[0]) for line in ordered)
+    return [line for line, text in bare if not _SAYS_LITTLE.search(text)] or ordered
+
+
+def _of_called(
+    now: Code, new: Collection[str], levels: Mapping[str, int], far: int
+) -> dict[str, int]:
+    """Return how near new functions are that functions near the growth name."""
+    found = dict[str, int]()
+    for name, level in levels.items():
+        words = {word for line in now[name].values() for word in _WORD.findall(line[2:])}
+        for one in new if level < far else ():
+            if re.split(r"\W", one)[-1] in words and levels[one] == far:
+                found[one] = min(level, found.get(one, far))
+    return found
+
+
+def _is_new(name: str, before: Mapping[str, str], versions: Versions) -> bool:
+    """Tell whether a function was not there yet in the version of its file that a snapshot has."""
+    file, _, function = name.partition(": ")
+    own = {one: text for one, text in before.items() if one.startswith(f"{file}: ")}
+    for version in versions(os.path.abspath(file)) if own else ():
+        parts = parts_of(version)
+        then = texts_of({f"{file}: {one}": lines for one, (_, lines) in parts.items()})
+        if own.items() <= then.items():
+            return function not in parts
+    return False
+
+
+def _first_lines(near: Sequence[str], now: Code) -> dict[str, int]:
+    """Return the places where the statements of lines begin, with how near they are."""
+    numbers, found = dict[str, list[int]](), dict[str, int]()
+    for name, lines in now.items():
+        numbers.setdefault(name.partition(": ")[0], []).extend(lines)
+    for at, line in enumerate(near):
+        file, _, number = line.rpartition(":")
+        firsts = (one for one in numbers.get(file, ()) if one <= int(number))
+        found.setdefault(f"{file}:{max(firsts, default=0)}", at)
+    return found
+
+
+def _counterparts(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]:
+    """Return by functions what they were: those of their name, or else what is gone and had most
+    of their lines.
+    """
+    found = {name: name for name in now if name in before}
+    gone = {name: Counter(_split(text)) for name, text in before.items() if name not in now}
+    for name, text in now.items():
+        own = Counter(_split(text)) if name not in found and ": " in name else Counter[str]()
+        likeness = {
+            one: 2 * (own & lines).total() / (own + lines).total()
+            for one, lines in gone.items()
+            if own and one.endswith(": ") == name.endswith(": ")
+        }
+        best = max(likeness, key=lambda one: likeness[one], default="")
+        if best and likeness[best] >= _ALIKE:
+            found[name] = best
+    return found
+
+
+def _moved(
+    before: Mapping[str, str], now: Code, were: Mapping[str, str]
+) -> tuple[dict[str, str], set[str]]:
+    """Return the letters of lines that functions lost, with these, and of those that any got; what
+    begins a block or decorates a function is no line that moves.
+    """
+    heirs, got = dict[str, set[str]](), set[str]()
+    for name, lines in now.items():
+        then = were.get(name, "")
+        heirs.setdefault(then, set()).update(line[:2] for line in lines.values())
+        moving = (one for one in lines.values() if one[-1:] != ":" and one[2:].strip()[:1] != "@")
+        got |= {line[:2] for line in moving}.difference(_split(before.get(then, "")))
+    lost = {
+        letters: name
+        for name, text in before.items()
+        for letters in {*_split(text)} - heirs.get(name, set())
+    }
+    return lost, got
+
+
+def _split(text: str) -> list[str]:
+    """Return the letters of each line, as a snapshot has them."""
+    return re.findall("..", text)
+
+
+def _with_names(name: str, lines: Mapping[int, str], names: Mapping[str, str]) -> Iterator[_Change]:
+    """Yield the lines in whose texts modules still have the names that they had, or with texts that
+    their names have now and had not.
+    """
+    former = re.compile(rf"['\"](.*\b)?({'|'.join(map(re.escape, names.values()))})\b")
+    for number, line in lines.items():
+        told = [f"nothing is called {found[2]} now" for found in former.finditer(line[2:])]
+        for text in _TEXT.findall(line[2:]):
+            now = next((new for new, old in names.items() if text in new and text not in old), "")
+            told += [f"which is in the name {now} now"] if now else []
+        for note in told[:1]:
+            shown = f"{line[2:].strip()}  # {note}"
+            yield _Change(_Order.NEWS, shown, CodeLine(name.partition(": ")[0], number, shown))
+
+
+def _renamed(were: Mapping[str, str]) -> dict[str, str]:
+    """Return the former names of functions and classes that have another one."""
+    found = dict[str, str]()
+    for pair in were.items():
+        parts = (one.rpartition(": ")[2].split(".")[::-1] for one in pair)
+        found |= zip(*parts, strict=False)
+    return {new: old for new, old in found.items() if new != old}
+
+
+def _lines_then(name: str, was: str, versions: Versions) -> list[str]:
+    """Return the lines that a function had in the snapshot, none where no version has them."""
+    file, _, function = name.partition(": ")
+    for text in versions(os.path.abspath(file)) if was and file != name else ():
+        _, lines = parts_of(text).get(function, ((), {}))
+        if was == "".join(line[:2] for line in lines.values()):
+            return [_SECRET.sub(r"\1…", line[2:]) for line in lines.values()]
+    return []
+
+
+def _changes(
+    name: str,
+    was: str,
+    lines: Mapping[int, str],
+    names: Mapping[str, str],
+    former: Sequence[str],
+    moved: tuple[Mapping[str, str], AbstractSet[str]],
+) -> list[_Change]:
+    """Return the lines of a function that changed, with new names of others undone; with the
+    ``former`` ones, if these are known, and those that ``moved`` between functions.
+    """
+    file = name.partition(": ")[0]
+    shown = {number: _shown(line[2:]) for number, line in lines.items()}
+    then, numbers, (lost, got) = _split(was), [*lines], moved
+    as_named = partial(_WORD.sub, lambda word: names.get(word[0], word[0]))
+    sides = ((letters_of(as_named(line[2:])), line[:2]) for line in lines.values())
+    there = [undone if undone in then else own for undone, own in sides]
+    matched = SequenceMatcher(None, then, there, autojunk=False).get_opcodes()
+    changes = [one for one in matched if one[0] != "equal"]
+    came = {at for *_, first, last in changes for at in range(first, last)}
+    stood = {letters: first for _, start, stop, first, _ in changes for letters in then[start:stop]}
+    gone = {at for _, start, stop, *_ in changes for at in range(start, stop)}
+    gone = {at for at in gone if then[at] not in {*got, *(there[one] for one in came)}}
+    new = {at: shown[numbers[at]] for at in came if there[at] not in {**stood, **lost}}
+    bare = [line.strip() for line in former]
+    pairs = _pairs({at: bare[at] for at in gone if bare}, new)
+    known, found = {word for line in bare for word in _WORD.findall(line)}, list[_Change]()
+    for _, start, stop, first, last in changes:
+        alike = {letters[0] for letters in then[start:stop]}
+        left = [at for at in range(start, stop) if at in gone.difference(pairs.values())]
+        left = [at for at in left if not bare or not _SAYS_LITTLE.search(bare[at])]
+        for at in range(first, last):
+            text, was_at = shown[numbers[at]], stood.get(there[at])
+            order, news, line = _Order.NEWS, text, lines[numbers[at]][2:]
+            if was_at is not None:  # it passed a line
+                over = shown[numbers[max(0, (at if was_at < at else was_at) - 1)]]
+                note = f"{_STOOD}{'before' if was_at < at else 'after'}: {over}"
+            elif there[at] in lost:
+                order = _Order.MOVED
+                note = f"  # from {lost[there[at]].rpartition(': ')[2] or 'another file'}"
+            elif note := _block(line, then, former, range(start, stop)):
+                news += note
+                left = []
+            elif at in pairs:
+                was_text = bare[pairs[at]]
+                note, news = _difference(was_text, text)
+                if pairs[at] not in range(start, stop):  # it passed what did not change
+                    passed = bare[start - 1] if pairs[at] < start else bare[stop]
+                    note += f"; stood {'before' if pairs[at] < start else 'after'}: {passed}"
+                    news += passed
+                defaults = ({*_DEFAULT.findall(one)} for one in (text, was_text))
+                is_head = _HEAD.match(text) and operator.ge(*defaults)
+                order = _Order.MOVED if is_head else order
+            elif bare and len(left) == last - first == 1:
+                note, news = _difference(bare[left.pop()], text)
+            was_words = _WORD.findall(bare[pairs[at]]) if at in pairs else _WORD.findall(text)
+            others = Counter(_WORD.findall(text)) - Counter(was_words)
+            if there[at][0] in alike and known.isdisjoint(others):
+                order = _Order.SAME  # and no other variable that was there already
+            found.append(_Change(order, news, CodeLine(file, numbers[at], text + note)))
+        said = _shortened(bare[one] for one in left) if bare else counted(len(left), "line")
+        if left and first == last:
+            after = last == len(numbers)
+            number, where = numbers[last - after], "after it" if after else "before it"
+            text = f"{shown[number]}  # gone {where}: {said}"
+            found.append(_Change(_Order.NEWS, said, CodeLine(file, number, text)))
+        elif left and bare:
+            _, news, (_, number, text) = found[first - last]
+            text = f"{text}{'; ' if '  # ' in text else '  # '}gone: {said}"
+            line_now = CodeLine(file, number, text)
+            found[first - last] = _Change(_Order.NEWS, f"{news} {said}", line_now)
+    return found
+
+
+def _of_new(
+    name: str, lines: Mapping[int, str], lost: Collection[str], is_new: bool
+) -> list[_Change]:
+    """Return the lines of a function that no test led to, first what it begins with; those that
+    other functions ``lost`` are no news.
+    """
+    since = "new" if is_new else UNREACHED
+    file, _, function = name.partition(": ")
+    shown = {number: _shown(line[2:]) for number, line in lines.items()}
+    telling = [number for number, text in shown.items() if not _SAYS_LITTLE.search(text)]
+    at = next((one for one in telling if NAME.search(shown[one])), [*telling, *lines][0])
+    above = (text for number, text in shown.items() if text[:1] == "@" and number < at)
+    head = " ".join((*above, shown[at]))
+    note = f"  # in {function.rpartition('.')[2]}, {since}" if function else f"  # {since}"
+    return [
+        _Change(_Order.MOVED, head, CodeLine(file, at, f"{head}  # {since}")),
+        *(
+            _Change(
+                _Order.MOVED if line[:2] in lost else _Order.NEWS,
+                shown[number],
+                CodeLine(file, number, f"{shown[number]}{note}"),
+            )
+            for number, line in lines.items()
+            if number > at
+        ),
+    ]
+
+
+def _pairs(gone: Mapping[int, str], came: Mapping[int, str]) -> dict[int, int]:
+    """Return by positions of new lines those of the former ones that they are most like."""
+    left, found = {text: at for at, text in sorted(gone.items())}, dict[int, int]()
+    for at, text in came.items():
+        for like in get_close_matches(text, left, 1):
+            found[at] = left.pop(like)
+    return found
+
+
+def _block(line: str, then: Sequence[str], former: Sequence[str], gone: range) -> str:
+    """Return in words that a line came into a block or out of one, "" of any other."""
+    letters = {"    " + line: "no longer in", line.removeprefix("    "): "newly in a block"}
+    for text, said in letters.items():
+        found = [at for at in gone if then[at] == letters_of(text) and text != line]
+        found = [at for at in found if not former or former[at] == text]  # equal by chance
+        if found and said == "no longer in":
+            above = (former[at] for at in range(found[0] - 1, -1, -1) if former)
+            head = next((one for one in above if _indent(one) < _indent(text)), " a block:")
+            return f"  # {said} {head.strip().removesuffix(':')}"
+        if found:
+            return f"  # {said}"
+    return ""
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip())
+
+
+def _difference(was: str, now: str) -> tuple[str, str]:
+    """Return in words what of a line was otherwise, and all that differs."""
+    sides = [re.findall(r""""[^"]*"|'[^']*'|[\w.]+|\W""", one) for one in (was, now)]
+    for _ in range(2):  # what both begin with goes, and then what both end with
+        same = takewhile(lambda pair: pair[0] == pair[1], zip(*sides, strict=False))
+        alike = sum(1 for _ in same)
+        sides = [side[alike:][::-1] for side in sides]
+    gone, came = ("".join(side).strip(" ,") for side in sides)
+    is_part = not re.search(r"\w", gone) or re.search(r"[()\[\]{},]", gone)
+    note = f"  # was: {_shortened([was]) if is_part else gone}" if gone else f"{_CAME}{came}"
+    return note, f"{gone} {came}"
+
+
+def _shortened(lines: Iterable[str]) -> str:
+    return shorten("; ".join(lines), _LONGEST, placeholder=" …")
+
+
+def _shown(line: str) -> str:
+    return _SECRET.sub(r"\1…", line.strip())
+
+
+def _around(name: str) -> str:
+    """Return the class or the file of a function."""
+    return name.rpartition(".")[0]
