@@ -68,6 +68,8 @@ class PeakContents:
     """What is alive, as if all of it had come, and what leads to the largest that can go."""
     holder: str
     """What refers to that, "" if unknown."""
+    called: str
+    """In words that a model is called more often than there are backwards, "" otherwise."""
     less: Less | None = None
 
 
@@ -99,11 +101,11 @@ def contents(
             if row.what.role in (Role.PARAMETER, Role.BUFFER, Role.GRADIENT):  # of a model
                 _, within, container = holder.partition(" in the ")
                 holder = f"the {container}" if within else ""
-        if holder.startswith(GRAPH):
-            holder += _called(now)
     nbytes = figures.get(figure, figures[PEAK])
-    less = _less(profile, figure, nbytes - most)
-    return PeakContents(figure, nbytes, nbytes - most, with_code(found, seen), holder, less)
+    less, row = _less(profile, figure, nbytes - most), found.leading_row
+    is_graph = holder.startswith(GRAPH) or (row is not None and row.what.role == Role.SAVED)
+    called, found = _called(now) if is_graph else "", with_code(found, seen)
+    return PeakContents(figure, nbytes, nbytes - most, found, holder, called, less)
 
 
 def _called(now: Entry) -> str:
@@ -112,7 +114,7 @@ def _called(now: Entry) -> str:
     for module, calls in now.facts.get(Topic.CALLS, {}).items():
         if calls.number > backwards > 0:
             times = counted(calls.number, "call")
-            return f"; {module} has {times} before {counted(backwards, 'backward')}"
+            return f"{module} has {times} before {counted(backwards, 'backward')}"
     return ""
 
 

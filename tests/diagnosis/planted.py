@@ -330,7 +330,7 @@ def gradients_of_the_step_before(wrong: bool, device: str) -> list[float]:
         if not wrong:
             optimizer.zero_grad()
         loss = model(torch.zeros(300, 256, device=device)).sum()
-        optimizer.zero_grad()
+        optimizer.zero_grad(set_to_none=not wrong)  # too late for the forward
         loss.backward()
         optimizer.step()
         return loss.item()
@@ -612,7 +612,7 @@ def optimizer_not_in_place(wrong: bool, device: str) -> None:
     Plain(model.parameters(), {}).step()
 
 
-@planted("eval of calls", "Blocks is in eval mode in 2 of 3 calls, and was in 1", "Blocks", "", "")
+@planted("eval of calls", "2 of 3 calls, and was in 1, where nothing is checkp", "Blocks", "", "")
 def evaluated_and_not_trained_again(wrong: bool, device: str) -> None:
     class Blocks(Parts):
         def forward(self, x: Tensor) -> Tensor:
@@ -1308,6 +1308,15 @@ def weight_of_another_type(wrong: bool, device: str) -> None:
 
     model = Gained(gain=nn.Parameter(torch.ones(WIDTH))).bfloat16().to(device)
     model(torch.zeros(1024, WIDTH, dtype=torch.bfloat16, device=device))
+
+
+@planted("type", "bfloat16 became float32, beginning with aten::add.Tensor", "", "add")
+def numbers_of_another_type_meet_wider_ones(wrong: bool, device: str) -> None:
+    times = torch.arange(8, device=device).view(8, 1, 1).float().cos()
+    x = torch.zeros(8, 256, 256, dtype=torch.bfloat16, device=device)
+    y = x + (times if wrong else times.bfloat16())  # here: numbers_of_another_type_meet_wider_ones
+    kept = torch.sin(y.bfloat16()), torch.cos(y.bfloat16())
+    torch.exp(y + kept[0])
 
 
 @planted("held", ": the list made of joined_before_it_is_reduced", "Linear", "addmm", "cuda")

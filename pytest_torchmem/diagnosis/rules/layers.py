@@ -321,7 +321,7 @@ def _of_change(
     numbers = change.numbers
     inside = evidence.of_module(pattern)
     calls_others = any(evidence.rose(row.what.source) for row in inside)
-    if change.is_narrower or (change.is_of_rates and calls_others):
+    if change.is_narrower or (change.is_of_rates and (calls_others or not change.before)):
         return None
     if change.is_same_class and not evidence.can_explain(change.factor, (Role.LIBRARY,)):
         return None

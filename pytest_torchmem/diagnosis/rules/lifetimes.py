@@ -57,7 +57,7 @@ def graph_kept(evidence: Evidence) -> Cause | None:
         of_gradients = _OF_GRADIENTS if option == "create_graph" else ()
         rows = [*evidence.came(*_OF_GRAPHS, *of_gradients)]
         line = next(iter(now[option].lines), "some line")
-        holder = _holder(evidence, rows).replace(GRAPH, "")
+        holder = "" if of_gradients else _holder(evidence, rows).replace(GRAPH, "")
         known = before.get(option, Calls()).lines
         at = f" at {' and '.join(known)}" if evidence.new_lines([line], known) else ""
         ran = f"runs {times(calls)}, and ran {times(were)}{at}: it keeps"
@@ -111,6 +111,8 @@ def gradients_kept(evidence: Evidence) -> Cause | None:
         rows = [row for row in rows if row.now in there]
     rows = [row for row in rows if not _is_new_gradient(evidence, row)]
     zeroed = evidence.ran.zeroed_gradients()
+    if zeroed is not None and phase == "forward" and zeroed.phase is Phase.FORWARD:
+        zeroed = None  # it comes too late for it
     if zeroed is not None:
         why = "they are set to zero, and not to none"
     elif holder := holder_of(evidence, rows):
@@ -277,15 +279,13 @@ def held_by_program(evidence: Evidence) -> Cause | None:
 def _counted(evidence: Evidence, rows: list[Row]) -> str:
     """Return in words how many tensors of the first row's kind are alive, and were, if any."""
     moment, sides = evidence.difference.moment, (evidence.known_groups, evidence.alive.groups)
-    kinds = ((slice(5), "alive", "in the snapshot"), (slice(1, 5), "in all", "before"))
     for what in (row.what for row in rows[:1]):
-        for key, alive, then in kinds:
-            before, now = (
-                sum(one.counts.get(moment, 0) for one in side if one.what[key] == what[key])
-                for side in sides
-            )
-            if before:
-                return f" ({tensors(now, what)} {alive}, and {before} {then})"
+        before, now = (
+            sum(one.counts.get(moment, 0) for one in side if one.what[:5] == what[:5])
+            for side in sides
+        )
+        if before:
+            return f" ({tensors(now, what)} alive, and {before} in the snapshot)"
     return ""
 
 

@@ -481,6 +481,8 @@ def _makes(evidence: Evidence, names: Sequence[str], first: Row) -> str:
         return ""
     most = " at most" if len(names) > 1 else ""
     tensor = first.what.tensor if first.what.nbytes == largest.nbytes else largest.tensor
+    made = filter(None, map(evidence.ran.largest, names))
+    tensor = tensor if len({one.dtype for one in made}) == 1 else format_size(largest.nbytes)
     given = [one for one in evidence.ran.read(evidence.ran.index(largest)) if one.dtype]
     source = max(given, key=lambda one: one.nbytes, default=largest)
     of = f", of {source.tensor}" if _MANY_TIMES * source.nbytes <= largest.nbytes else ""

@@ -1,6 +1,7 @@
 """Causes in what autograd records, and in how far a backward goes."""
 
 from collections.abc import Collection, Iterable
+from dataclasses import replace
 from itertools import chain
 
 from pytest_torchmem.diagnosis.causes import (
@@ -81,6 +82,10 @@ def more_calls_in_eval_mode(evidence: Evidence) -> Cause | None:
     for module, now, before in setup.calls_in_eval_mode(evidence):
         rows = () if setup.checkpointing_lost(evidence) else evidence.of_module(module)
         found = cause("eval of calls", rows, module=module, now=now, before=before)
+        were = (one for one in evidence.known() if one.role == Role.RECOMPUTED)
+        kept = {row.what.module for row in rows if row.what.role == Role.SAVED}
+        if found and any(one.module in kept for one in were):
+            found = replace(found, aside=", where nothing is checkpointed")
         return found and placed_in(module, found)
     return None
 

@@ -214,12 +214,15 @@ def wider_type(evidence: Evidence) -> Cause | None:
     found = _from(evidence, "type", first, wider, **types)
     if found is None or found.origin is None:
         return found
-    made = evidence.ran.allocation(evidence.ran.first_of_type(evidence.first(first)))
+    index = evidence.ran.first_of_type(evidence.first(first))
+    made, read = evidence.ran.allocation(index), evidence.ran.read(index)
     operator = made.origin.operator
     is_copy = operator.partition(".")[0] in ("aten::_to_copy", "aten::copy_")
     counted = evidence.counted(operator) if is_copy else None
     is_no_news = counted is not None and not counted.rose  # it converted as often before
-    if not is_known(evidence, made) and not is_no_news:
+    # What has made other numbers of this type only met those that became wider.
+    is_other = is_copy and types["before"] not in {one.dtype for one in read}
+    if not is_known(evidence, made) and not is_no_news and not is_other:
         return found
     known = [rows[row] for row in wider if row in rows]
     now = evidence.moved_lines()

@@ -249,7 +249,8 @@ def why_not_fused(call: AttentionArguments, device: str) -> str:
         (device == "cuda" and query.dtype not in HALVES, f"the dtype is {dtype}"),
     ):  # fmt: skip
         if holds:
-            return reason
+            has_mask = device == "cuda" and reason.startswith("attn_mask is not ")
+            return reason.replace("is not", "is given, and not") if has_mask else reason
     return ""
 
 
