@@ -27,7 +27,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -75,6 +75,7 @@ class First(NamedTuple):
 #: What a kernel asks for: bytes, less than nothing where it gives them back, its outputs, or a
 #: library's buffer.
 Request = int | Made | First | Buffer
+_Request = TypeVar("_Request", bound=Request)
 
 
 class Workspace(NamedTuple):
@@ -113,11 +114,7 @@ class Workspace(NamedTuple):
         return not (self.requests or self.kept or noted)
 
 
-@overload
-def passing(*requests: int) -> tuple[int, ...]: ...
-@overload
-def passing(*requests: Request) -> tuple[Request, ...]: ...
-def passing(*requests: Request) -> tuple[Request, ...]:
+def passing(*requests: _Request) -> tuple[_Request | int, ...]:
     """Return ``requests`` that are given back before the next ones are made."""
     alive: list[int] = []
     for nbytes in requests:

@@ -214,8 +214,6 @@ class StandingGpus:
         used = [seen for node, seen in self._tests if node == item.nodeid]
         for seen in used:
             del self._tests[item.nodeid, seen]
-            if seen not in self._gpus and self._suite is None:
-                continue
             standing = self.standing(seen)
             standing.cut()
             if (

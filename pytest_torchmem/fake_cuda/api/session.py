@@ -266,7 +266,6 @@ DEVICE: Functions = {
     "is_bf16_supported": lambda gpu, including_emulation=True: (
         including_emulation or gpu.model.capability >= (8, 0)
     ),
-    "is_tf32_supported": lambda gpu: gpu.model.capability >= (8, 0),
     "current_blas_handle": lambda gpu: 0,
     "current_solver_handle": lambda gpu: 0,
     "ipc_collect": lambda gpu: None,
