@@ -26,6 +26,8 @@ _LONGEST = 160
 """Characters of lines that are gone."""
 _ALIKE = 0.5
 """The part of their lines that two functions share that are one with another name."""
+_MOST_PAIRS = 10_000
+"""Of functions that are compared for it."""
 _AT_A_TIME = 2
 """Lines of a function that come before those of the next."""
 _CAME, _STOOD = "  # came: ", "  # stood "
@@ -178,21 +180,20 @@ def _first_lines(near: Sequence[str], now: Code) -> dict[str, int]:
 
 
 def _counterparts(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]:
-    """Return by functions what they were: those of their name, or else what is gone and had most
-    of their lines.
+    """Return by functions what they were: those of their name, or else what is gone and had all
+    of their lines, or most of them.
     """
     found = {name: name for name in now if name in before}
-    gone = {name: Counter(_split(text)) for name, text in before.items() if name not in now}
-    for name, text in now.items():
-        own = Counter(_split(text)) if name not in found and ": " in name else Counter[str]()
-        likeness = {
-            one: 2 * (own & lines).total() / (own + lines).total()
-            for one, lines in gone.items()
-            if own and one.endswith(": ") == name.endswith(": ")
-        }
-        best = max(likeness, key=lambda one: likeness[one], default="")
-        if best and likeness[best] >= _ALIKE:
-            found[name] = best
+    gone = {text: name for name, text in before.items() if name not in now}
+    new = {name: text for name, text in now.items() if name not in found and ": " in name}
+    found |= {name: gone[text] for name, text in new.items() if text in gone}
+    counters = [(name, Counter(_split(text))) for text, name in gone.items()]
+    for name, text in new.items() if len(new) * len(gone) < _MOST_PAIRS else ():
+        own, best = Counter(_split(text)), _ALIKE
+        for former, lines in counters if name not in found else ():
+            likeness = 2 * (own & lines).total() / (own + lines).total()
+            if likeness >= best and former.endswith(": ") == name.endswith(": "):
+                found[name], best = former, likeness
     return found
 
 
@@ -274,13 +275,14 @@ def _changes(
     there = [undone if undone in then else own for undone, own in sides]
     matched = SequenceMatcher(None, then, there, autojunk=False).get_opcodes()
     changes = [one for one in matched if one[0] != "equal"]
-    came = {at for *_, first, last in changes for at in range(first, last)}
+    came = [at for *_, first, last in changes for at in range(first, last)]
     stood = {letters: first for _, start, stop, first, _ in changes for letters in then[start:stop]}
+    still = {there[at] for at in came} | got
     gone = {at for _, start, stop, *_ in changes for at in range(start, stop)}
-    gone = {at for at in gone if then[at] not in {*got, *(there[one] for one in came)}}
-    new = {at: shown[numbers[at]] for at in came if there[at] not in {**stood, **lost}}
+    gone = {at for at in gone if then[at] not in still}
+    new = [at for at in came if there[at] not in stood and there[at] not in lost]
     bare = [line.strip() for line in former]
-    pairs = _pairs({at: bare[at] for at in gone if bare}, new)
+    pairs = _pairs({at: bare[at] for at in gone if bare}, {at: shown[numbers[at]] for at in new})
     known, found = {word for line in bare for word in _WORD.findall(line)}, list[_Change]()
     for _, start, stop, first, last in changes:
         alike = {letters[0] for letters in then[start:stop]}

@@ -290,6 +290,8 @@ def _joined(lines: dict[int, str], text: str) -> dict[int, str]:
         end = node.end_lineno or node.lineno
         for one in getattr(node, "body", ())[:1]:
             end = min(each.lineno for each in (one, *getattr(one, "decorator_list", ()))) - 1
+        if end <= node.lineno:
+            continue
         numbers = [number for number in range(node.lineno, end + 1) if number in lines]
         parts = [lines[number].strip() for number in numbers]
         whole = _BRACKETS.sub("", " ".join(parts))
