@@ -352,6 +352,7 @@ CODE = {
     **dict.fromkeys(("mode of calls", "trained", "new gradient", "parameter"), _RECORDING),
     **dict.fromkeys(("held", "held between", "earlier steps", "left", "lives longer"), _KEEPING),
     **dict.fromkeys(("type", "float64", "copy"), _TYPES),
+    **dict.fromkeys(("inputs", "given"), r"pad|len|max|multiple|shape|resize|crop|batch|hop"),
     "mode of calls": rf"{_RECORDING}|autocast",
     "attention": r"attention|attn|mask|softmax|sdpa|flash|is_causal|need_weights",
     "checkpoint": r"checkpoint|recompute|training|\.(eval|train)\(",

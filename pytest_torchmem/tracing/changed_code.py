@@ -14,16 +14,17 @@ from collections.abc import Set as AbstractSet
 from difflib import SequenceMatcher, get_close_matches
 from enum import IntEnum
 from functools import partial
-from itertools import takewhile
 from textwrap import shorten
 from typing import NamedTuple
 
-from pytest_torchmem.printable import counted
+from pytest_torchmem.printable import counted, listed
 from pytest_torchmem.profile.facts import UNREACHED, CodeLine
 from pytest_torchmem.tracing.code import NAME, Code, letters_of, parts_of, texts_of
 
 _LONGEST = 160
 """Characters of lines that are gone."""
+_VERY_ALIKE = 0.7
+"""How alike lines of two functions are that are one line."""
 _ALIKE = 0.5
 """The part of their lines that two functions share that are one with another name."""
 _MOST_PAIRS = 10_000
@@ -32,6 +33,12 @@ _AT_A_TIME = 2
 """Lines of a function that come before those of the next."""
 _CAME, _STOOD = "  # came: ", "  # stood "
 _WORD = re.compile(r"\w+")
+_VALUE = re.compile(r""""[^"]*"|'[^']*'|[\w.]+""")
+_NAMED = re.compile(r"\s*(\w+=\s*)+")
+"""What arguments have that are given by their names now."""
+_SETS = re.compile(r"self\.(\w+) = \1$|raise\b")
+"""What passes an argument on, or refuses it."""
+_AROUND = re.compile(r"\s*(@|(async )?with\b)")
 _HEAD = re.compile(r"(async )?def |class ")
 _DEFAULT = re.compile(r"\w+\s*=[^,)]+")
 _TEXT = re.compile(r"['\"]\W*(\w{3,}?)\W*['\"]")
@@ -68,7 +75,9 @@ class _Order(IntEnum):
 
     NEWS = 0
     MOVED = 1
-    """It is there from another function, or takes other arguments, with no other defaults."""
+    """It is there from another function, takes other arguments, with no other defaults, or passes
+    one on.
+    """
     SAME = 2
     """Variables alone have other names."""
 
@@ -99,14 +108,20 @@ def changed_lines(
     texts, at_near = texts_of(now), _first_lines(near, now)
     were = _counterparts(before, texts)
     named = {**names, **_renamed(were)}
-    meant = re.compile(code or "$^")
+    meant = re.compile(code or "$^", re.IGNORECASE)
     moved = _moved(before, now, were)
+    claims = _claims(before, now, were, moved, versions)
+    for (name, _), (then, _) in claims.items():
+        if then not in were.values() and name not in were:  # it is this one, written anew
+            were[name] = then
+    claims = {one: was for one, was in claims.items() if were.get(one[0]) != was[0]}
     levels = dict[str, int]()
     for name, lines in now.items():
         places = (f"{name.partition(': ')[0]}:{number}" for number in lines)
         levels[name] = min((at_near[one] for one in places if one in at_near), default=len(near))
     around = {_around(name) for name, level in levels.items() if level < len(near)}
-    levels |= _of_called(now, {name for name in now if name not in were}, levels, len(near))
+    others = {name for name, text in texts.items() if text != before.get(were.get(name, ""))}
+    levels |= _of_called(now, others, levels, len(near))
     found = list[tuple[tuple[int, ...], CodeLine]]()
     for name, level in levels.items() if before else ():
         then, is_far = were.get(name, ""), level == len(near)
@@ -118,9 +133,10 @@ def changed_lines(
             changes = [_Change(_Order.NEWS, said, CodeLine(name, 0, said))]
         elif was != texts[name] and was:
             lines_then = _lines_then(then, was, versions)
-            changes = _changes(name, was, now[name], named, lines_then, moved)
+            changes = _changes(name, was, now[name], named, lines_then, moved, claims)
         elif was != texts[name]:
-            changes = _of_new(name, now[name], moved[0], _is_new(name, before, versions))
+            is_new = _is_new(name, before, versions)
+            changes = _of_new(name, now[name], moved[0], claims, is_new)
             if is_far:
                 changes = [one for one in changes if meant.search(one.news)] or changes[:1]
         if names and 0 not in now[name]:
@@ -131,9 +147,9 @@ def changed_lines(
             key=lambda one: (at_near.get(one.line.place, len(near)), _STOOD in one.line.text)
         )
         for at, (order, news, line) in enumerate(changes):
-            others = words.isdisjoint(_WORD.findall(line.text))
+            is_other = words.isdisjoint(_WORD.findall(line.text))
             signs = (meant.search(news), meant.search(line.text), line.place in at_near)
-            likely = order is _Order.SAME, -sum(map(bool, signs)), order, others
+            likely = order is _Order.SAME, -sum(map(bool, signs)), order, is_other
             found.append(((*likely, is_far and not was, at // _AT_A_TIME, *function), line))
     ordered = [line for _, line in sorted(found, key=operator.itemgetter(0))]
     if names and not ordered:
@@ -143,13 +159,13 @@ def changed_lines(
 
 
 def _of_called(
-    now: Code, new: Collection[str], levels: Mapping[str, int], far: int
+    now: Code, changed: Collection[str], levels: Mapping[str, int], far: int
 ) -> dict[str, int]:
-    """Return how near new functions are that functions near the growth name."""
+    """Return how near functions are that functions near the growth name."""
     found = dict[str, int]()
     for name, level in levels.items():
         words = {word for line in now[name].values() for word in _WORD.findall(line[2:])}
-        for one in new if level < far else ():
+        for one in changed if level < far else ():
             if re.split(r"\W", one)[-1] in words and levels[one] == far:
                 found[one] = min(level, found.get(one, far))
     return found
@@ -207,7 +223,7 @@ def _moved(
     for name, lines in now.items():
         then = were.get(name, "")
         heirs.setdefault(then, set()).update(line[:2] for line in lines.values())
-        moving = (one for one in lines.values() if one[-1:] != ":" and one[2:].strip()[:1] != "@")
+        moving = (one for one in lines.values() if not _AROUND.match(one[2:]))
         got |= {line[:2] for line in moving}.difference(_split(before.get(then, "")))
     lost = {
         letters: name
@@ -215,6 +231,38 @@ def _moved(
         for letters in {*_split(text)} - heirs.get(name, set())
     }
     return lost, got
+
+
+_Claims = Mapping[tuple[str, int], tuple[str, str]]
+"""By functions and numbers the lines that are like one that another function lost: it, and that."""
+
+
+def _claims(
+    before: Mapping[str, str],
+    now: Code,
+    were: Mapping[str, str],
+    moved: tuple[Mapping[str, str], AbstractSet[str]],
+    versions: Versions,
+) -> _Claims:
+    """Return which lines came from another function and are others there."""
+    (lost, got), left, found = moved, dict[str, str](), dict[tuple[str, int], tuple[str, str]]()
+    for name in {*lost.values()}:
+        lines = zip(_split(before[name]), _lines_then(name, before[name], versions), strict=False)
+        left |= {text.strip(): name for one, text in lines if one in lost and one not in got}
+    fresh = dict[tuple[str, int], str]()
+    for name, own in now.items():
+        known = {*_split(before.get(were.get(name, ""), "")), *lost}
+        new = ((number, _shown(one[2:])) for number, one in own.items() if one[:2] not in known)
+        fresh |= {(name, number): text for number, text in new if not _HEAD.match(text)}
+    if len(left) * len(fresh) > _MOST_PAIRS:
+        return {}
+    for is_own in (True, False):  # what is like a line of the same function is that
+        for (name, number), text in fresh.items():
+            of = [one for one in left if (were.get(name) == left[one]) is is_own]
+            for like in get_close_matches(text, of, 1, _ALIKE if is_own else _VERY_ALIKE):
+                then = left.pop(like)
+                found |= {} if is_own else {(name, number): (then, like)}
+    return found
 
 
 def _split(text: str) -> list[str]:
@@ -263,10 +311,12 @@ def _changes(
     names: Mapping[str, str],
     former: Sequence[str],
     moved: tuple[Mapping[str, str], AbstractSet[str]],
+    claims: _Claims,
 ) -> list[_Change]:
     """Return the lines of a function that changed, with new names of others undone; with the
     ``former`` ones, if these are known, and those that ``moved`` between functions.
     """
+    elsewhere = {text for _, text in claims.values()}
     file = name.partition(": ")[0]
     shown = {number: _shown(line[2:]) for number, line in lines.items()}
     then, numbers, (lost, got) = _split(was), [*lines], moved
@@ -287,7 +337,9 @@ def _changes(
     for _, start, stop, first, last in changes:
         alike = {letters[0] for letters in then[start:stop]}
         left = [at for at in range(start, stop) if at in gone.difference(pairs.values())]
-        left = [at for at in left if not bare or not _SAYS_LITTLE.search(bare[at])]
+        if bare:
+            left = [at for at in left if not _SAYS_LITTLE.search(bare[at])]
+            left = [at for at in left if bare[at] not in elsewhere]
         for at in range(first, last):
             text, was_at = shown[numbers[at]], stood.get(there[at])
             order, news, line = _Order.NEWS, text, lines[numbers[at]][2:]
@@ -295,8 +347,7 @@ def _changes(
                 over = shown[numbers[max(0, (at if was_at < at else was_at) - 1)]]
                 note = f"{_STOOD}{'before' if was_at < at else 'after'}: {over}"
             elif there[at] in lost:
-                order = _Order.MOVED
-                note = f"  # from {lost[there[at]].rpartition(': ')[2] or 'another file'}"
+                order, note = _Order.MOVED, _from(lost[there[at]])
             elif note := _block(line, then, former, range(start, stop)):
                 news += note
                 left = []
@@ -310,12 +361,16 @@ def _changes(
                 defaults = ({*_DEFAULT.findall(one)} for one in (text, was_text))
                 is_head = _HEAD.match(text) and operator.ge(*defaults)
                 order = _Order.MOVED if is_head else order
+            elif (name, numbers[at]) in claims:
+                note, news = _from_another(claims[name, numbers[at]], text)
             elif bare and len(left) == last - first == 1:
                 note, news = _difference(bare[left.pop()], text)
             was_words = _WORD.findall(bare[pairs[at]]) if at in pairs else _WORD.findall(text)
             others = Counter(_WORD.findall(text)) - Counter(was_words)
             if there[at][0] in alike and known.isdisjoint(others):
                 order = _Order.SAME  # and no other variable that was there already
+            if _SETS.match(text) or _NAMED.fullmatch(news):
+                order = max(order, _Order.MOVED)
             found.append(_Change(order, news, CodeLine(file, numbers[at], text + note)))
         said = _shortened(bare[one] for one in left) if bare else counted(len(left), "line")
         if left and first == last:
@@ -332,7 +387,7 @@ def _changes(
 
 
 def _of_new(
-    name: str, lines: Mapping[int, str], lost: Collection[str], is_new: bool
+    name: str, lines: Mapping[int, str], lost: Mapping[str, str], claims: _Claims, is_new: bool
 ) -> list[_Change]:
     """Return the lines of a function that no test led to, first what it begins with; those that
     other functions ``lost`` are no news.
@@ -345,18 +400,25 @@ def _of_new(
     above = (text for number, text in shown.items() if text[:1] == "@" and number < at)
     head = " ".join((*above, shown[at]))
     note = f"  # in {function.rpartition('.')[2]}, {since}" if function else f"  # {since}"
-    return [
-        _Change(_Order.MOVED, head, CodeLine(file, at, f"{head}  # {since}")),
-        *(
-            _Change(
-                _Order.MOVED if line[:2] in lost else _Order.NEWS,
-                shown[number],
-                CodeLine(file, number, f"{shown[number]}{note}"),
-            )
-            for number, line in lines.items()
-            if number > at
-        ),
-    ]
+    found = [_Change(_Order.MOVED, head, CodeLine(file, at, f"{head}  # {since}"))]
+    for number, text in ((number, text) for number, text in shown.items() if number > at):
+        order, said, news = _Order.NEWS, note, text
+        if (was := lost.get(lines[number][:2])) is not None:
+            order, said = _Order.MOVED, _from(was)
+        elif (name, number) in claims:
+            said, news = _from_another(claims[name, number], text)
+        found.append(_Change(order, news, CodeLine(file, number, text + said)))
+    return found
+
+
+def _from(name: str) -> str:
+    return f"  # from {name.rpartition(': ')[2] or 'another file'}"
+
+
+def _from_another(was: tuple[str, str], text: str) -> tuple[str, str]:
+    """Return in words what a line was in another function, and what differs."""
+    note, news = _difference(was[1], text)
+    return f"{note}, in {was[0].rpartition(': ')[2].rpartition('.')[2] or 'no function'}", news
 
 
 def _pairs(gone: Mapping[int, str], came: Mapping[int, str]) -> dict[int, int]:
@@ -389,15 +451,17 @@ def _indent(line: str) -> int:
 
 def _difference(was: str, now: str) -> tuple[str, str]:
     """Return in words what of a line was otherwise, and all that differs."""
-    sides = [re.findall(r""""[^"]*"|'[^']*'|[\w.]+|\W""", one) for one in (was, now)]
-    for _ in range(2):  # what both begin with goes, and then what both end with
-        same = takewhile(lambda pair: pair[0] == pair[1], zip(*sides, strict=False))
-        alike = sum(1 for _ in same)
-        sides = [side[alike:][::-1] for side in sides]
-    gone, came = ("".join(side).strip(" ,") for side in sides)
-    is_part = not re.search(r"\w", gone) or re.search(r"[()\[\]{},]", gone)
-    note = f"  # was: {_shortened([was]) if is_part else gone}" if gone else f"{_CAME}{came}"
-    return note, f"{gone} {came}"
+    then, there = (re.findall(r""""[^"]*"|'[^']*'|[\w.]+|\W""", one) for one in (was, now))
+    matched = SequenceMatcher(None, then, there, autojunk=False).get_opcodes()
+    changes = [one for one in matched if one[0] != "equal"]
+    gone = ["".join(then[start:stop]).strip(" ,") for _, start, stop, *_ in changes]
+    came = ["".join(there[first:last]).strip(" ,") for *_, first, last in changes]
+    note = f"  # was: {_shortened([was])}"
+    if not any(gone):
+        note = f"{_CAME}{listed([*filter(None, came)])}"
+    elif len(changes) == 1 and _VALUE.fullmatch(gone[0]):
+        note = f"  # was: {gone[0]}"
+    return note, " ".join((*gone, *came))
 
 
 def _shortened(lines: Iterable[str]) -> str:

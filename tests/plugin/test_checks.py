@@ -1,9 +1,6 @@
 """The fixture and the marker in whole runs: what passes, what fails, and what the message says."""
 
-import shutil
 from unittest.mock import Mock
-
-import pytest
 
 from pytest_torchmem.interception.facts import FactCollector
 from pytest_torchmem.snapshots import compare
@@ -133,18 +130,16 @@ def test_a_budget_that_is_not_kept_names_size_phase_and_line(project):
     assert "hidden" not in result.stdout.str()
 
 
-@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 def test_a_budget_names_the_code_that_changed_last(project):
     project.write(f"{ON_MODEL}@pytest.mark.memory_budget('3 KiB', device='cpu')\n{BODY}")
     assert "changed last" not in project.run(failed=1).stdout.str(), "there is no repository"
-    git(project.path, "init", "-q")
-    for words in (("add", "."), ("commit", "-qm", "before")):
-        git(project.path, *words)
+    for words in ("init", "add .", "commit -m before"):
+        git(project.path, *words.split())
     project.write(model=project.read("model.py").replace("64", "96"))
-    said = "Code that changed last, by git: model.py:7: return", "*, 96))  # was: 64"
-    for words in (("status",), ("commit", "-qam", "now")):
-        git(project.path, *words)
+    for words in ("status", "commit -am now"):
+        git(project.path, *words.split())
         committed_text.cache_clear()
+        said = "Code that changed last, by git: model.py:7: return", "*, 96))  # was: 64"
         project.run(failed=1).tells(*said)
 
 

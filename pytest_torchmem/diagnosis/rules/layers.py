@@ -113,6 +113,14 @@ class LayerChange(NamedTuple):
         )
 
     @property
+    def is_of_shares(self) -> bool:
+        """Whether no more changed than numbers with a point that are not 0: they decide no size."""
+        sides = self.layer.settings, self.was.settings
+        changed = [value for _, value in sides[0].items() ^ sides[1].items()]
+        same = self.layer.kind == self.was.kind and sides[0].keys() == sides[1].keys()
+        return same and bool(changed) and all(type(one) is float and one for one in changed)
+
+    @property
     def is_of_rates(self) -> bool:
         """Whether no more changed of a program's own module than numbers with a point, or came."""
         sides = self.layer.settings, self.was.settings
@@ -321,8 +329,10 @@ def _of_change(
     numbers = change.numbers
     inside = evidence.of_module(pattern)
     calls_others = any(evidence.rose(row.what.source) for row in inside)
-    if change.is_narrower or (change.is_of_rates and (calls_others or not change.before)):
+    if change.is_narrower or (change.is_of_rates and calls_others) or change.is_of_shares:
         return None
+    if not change.before and not change.is_of_torch:
+        return None  # an attribute that was not there was not read either
     if change.is_same_class and not evidence.can_explain(change.factor, (Role.LIBRARY,)):
         return None
     given = larger.get(pattern)

@@ -21,7 +21,7 @@ from pytest_torchmem.diagnosis.causes import (
     within,
 )
 from pytest_torchmem.diagnosis.difference import OF_BACKWARD, Row
-from pytest_torchmem.diagnosis.rules.types import is_known
+from pytest_torchmem.diagnosis.rules.types import is_known, makes_no_more
 from pytest_torchmem.figures import HOST
 from pytest_torchmem.printable import listed
 from pytest_torchmem.profile.facts import Counts, Topic
@@ -76,7 +76,8 @@ def _begin_of_type(evidence: Evidence, kernel: str) -> Origin | None:
     if queries < 0:
         return None
     made = evidence.ran.allocation(evidence.ran.first_of_type(queries))
-    return made.origin if made.origin.line and not is_known(evidence, made) else None
+    is_no_news = is_known(evidence, made) or makes_no_more(evidence, made.origin.operator)
+    return made.origin if made.origin.line and not is_no_news else None
 
 
 def _by_calls(evidence: Evidence, before: str) -> Cause | None:

@@ -113,6 +113,7 @@ def no_longer_frozen(evidence: Evidence) -> Cause | None:
         if (one.name in there or one.name.rpartition(".")[0] in there or not there)
         and not _only_new_are_trained(evidence, one.name)
     ]
+    lost.sort(key=lambda one: -total(evidence.of_module(one.name)))
     rows = [row for one in lost for row in evidence.of_module(one.name)]
     if not rows:
         rows = [*evidence.came(*setup.OF_TRAINING)] if lost else []

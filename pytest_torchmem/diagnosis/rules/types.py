@@ -218,8 +218,7 @@ def wider_type(evidence: Evidence) -> Cause | None:
     made, read = evidence.ran.allocation(index), evidence.ran.read(index)
     operator = made.origin.operator
     is_copy = operator.partition(".")[0] in ("aten::_to_copy", "aten::copy_")
-    counted = evidence.counted(operator) if is_copy else None
-    is_no_news = counted is not None and not counted.rose  # it converted as often before
+    is_no_news = (is_copy or not read) and makes_no_more(evidence, operator)
     # What has made other numbers of this type only met those that became wider.
     is_other = is_copy and types["before"] not in {one.dtype for one in read}
     if not is_known(evidence, made) and not is_no_news and not is_other:
@@ -236,6 +235,15 @@ def wider_type(evidence: Evidence) -> Cause | None:
     source = place.origin.operator
     values = {**found.values, "source": source, "where": f", beginning with {source}"}
     return replace(found, values=values, origin=place.origin)
+
+
+def makes_no_more(evidence: Evidence, operator: str) -> bool:
+    """Tell whether what an operator makes was most likely converted before: it is called as often,
+    and conversions are fewer, unless it is one.
+    """
+    counted, converted = evidence.counted(operator), evidence.counted(CONVERTS)
+    fell = operator == CONVERTS or (converted is not None and converted.fell)
+    return counted is not None and not counted.rose and fell
 
 
 def is_known(evidence: Evidence, one: Allocation) -> bool:
