@@ -276,16 +276,6 @@ def not_in_place(wrong: bool) -> Step:
     return Stem(up=nn.Linear(32, 1024)), (torch.zeros(256, 32),), {}
 
 
-@planted("broadcast", "broadcasting", "", "aten::mse_loss")
-def product_of_vectors(wrong: bool) -> Step:
-    def loss(output: Tensor) -> Tensor:
-        target = torch.zeros(256, device=output.device)
-        prediction = output[:, :1] if wrong else output[:, 0]
-        return F.mse_loss(prediction, target)  # here: product_of_vectors
-
-    return nn.Linear(8, 4), (torch.zeros(256, 8),), {"loss_fn": loss}
-
-
 @planted("broadcast", "broadcasting [256, 1] with [256] made [256, 256]", "", "aten::sub", "")
 def computed_of_a_product(wrong: bool) -> Step:
     """The product itself is freed at once."""
@@ -2279,17 +2269,6 @@ def scores_that_are_kept(wrong: bool, device: str) -> None:
         for _ in range(3):
             made = model(torch.zeros(256, 64, device=device))
             seen.append(made.tanh() if wrong else made.mean())  # here: scores_that_are_kept
-
-
-@planted("type", "became float32, beginning with x.float", "Larger", "x.float (aten::_to_copy)")
-def made_larger_in_float32(wrong: bool) -> Step:
-    class Larger(nn.Conv2d):
-        def forward(self, x: Tensor) -> Tensor:
-            x = super().forward(x)
-            x = x.float() if wrong else x  # here: made_larger_in_float32
-            return F.interpolate(x, scale_factor=4.0).sigmoid()
-
-    return Larger(8, 8, 1).bfloat16(), (torch.zeros(1, 8, 32, 32).bfloat16(),), {"backward": False}
 
 
 @planted("operators", "in the place of _fused_rms_norm", "Normed.norm", "aten::_to_copy", "cuda")

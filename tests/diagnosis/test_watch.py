@@ -323,6 +323,7 @@ def begin(x, width):
     for one in x:
         y = made(one, 4)
     length = len(x)
+    s = scaled(x, length).to(x.dtype)
     return full((length, width), y, dtype=long)
 """
 LATER = """def begin(x, width, depth=2):
@@ -333,13 +334,15 @@ LATER = """def begin(x, width, depth=2):
         (width, width), y, dtype=long,
     )
 def log(x):
+    s = scaled(x, length)
     print(x, "stem_", flush=True)
 """
 CHANGED = {
     "full": "5: return full((width, width), y, dtype=long)  # was: length",
     "cache": "1: def begin(x, width, depth=2):  # came: depth=2; gone: @cache",
     "made": "4: y = made(one, 4)  # no longer in for one in x",
-    "flush": '9: print(x, "stem_", flush=True)  # which is in the name stem_0 now',
+    "x.dtype": "9: s = scaled(x, length)  # was: s = scaled(x, length).to(x.dtype), in begin",
+    "flush": '10: print(x, "stem_", flush=True)  # which is in the name stem_0 now',
 }
 
 
