@@ -112,8 +112,9 @@ def changed_lines(
     moved = _moved(before, now, were)
     claims = _claims(before, now, were, moved, versions)
     for (name, _), (then, _) in claims.items():
-        if then not in were.values() and name not in were:  # it is this one, written anew
-            were[name] = then
+        is_alike = name.endswith(": ") == then.endswith(": ")
+        if then not in were.values() and name not in were and is_alike:
+            were[name] = then  # it is this one, written anew
     claims = {one: was for one, was in claims.items() if were.get(one[0]) != was[0]}
     levels = dict[str, int]()
     for name, lines in now.items():
@@ -166,7 +167,8 @@ def _of_called(
     for name, level in levels.items():
         words = {word for line in now[name].values() for word in _WORD.findall(line[2:])}
         for one in changed if level < far else ():
-            if re.split(r"\W", one)[-1] in words and levels[one] == far:
+            called = [word for word in _WORD.findall(one) if not word.startswith("__")]
+            if called[-1] in words and levels[one] == far:
                 found[one] = min(level, found.get(one, far))
     return found
 
@@ -246,7 +248,7 @@ def _claims(
 ) -> _Claims:
     """Return which lines came from another function and are others there."""
     (lost, got), left, found = moved, dict[str, str](), dict[tuple[str, int], tuple[str, str]]()
-    for name in {*lost.values()}:
+    for name in sorted({*lost.values()}):
         lines = zip(_split(before[name]), _lines_then(name, before[name], versions), strict=False)
         left |= {text.strip(): name for one, text in lines if one in lost and one not in got}
     fresh = dict[tuple[str, int], str]()
