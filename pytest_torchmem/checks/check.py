@@ -432,11 +432,7 @@ class DeviceCheck:
 
     def with_code(self, found: Diagnosis, seen: Watched | None) -> Diagnosis:
         """Return a diagnosis without a snapshot with the code that is otherwise in git."""
-        from pytest_torchmem.snapshots.files import committed_text
-        from pytest_torchmem.tracing.code import last_committed
-
-        now = self.code()
-        return _with_code(found, seen, now, last_committed(now, committed_text))
+        return _with_code(found, seen, self.code())
 
     def holder(self, profile: MemoryProfile, found: StepGrowth, *, on_host: bool) -> str:
         """Trace again and return what refers to a step's largest tensor, "" if unknown."""
@@ -542,18 +538,20 @@ class DeviceCheck:
 
 
 def _with_code(
-    found: Diagnosis, seen: Watched | None, now: Code, before: Mapping[str, str]
+    found: Diagnosis, seen: Watched | None, now: Code, before: Mapping[str, str] | None = None
 ) -> Diagnosis:
-    """Return a diagnosis with the code that changed."""
-    from pytest_torchmem.snapshots.files import former_texts
+    """Return a diagnosis with the code that changed, by default since it was committed."""
+    from pytest_torchmem.snapshots.files import committed_text, former_texts
     from pytest_torchmem.tracing.changed_code import Growth, changed_lines
+    from pytest_torchmem.tracing.code import last_committed
 
     paths = seen.callers.get(found.place, ()) if seen is not None else ()
     near = [found.place[1], *found.lines, *chain(*paths), *(one for _, one in found.places)]
     near = [*dict.fromkeys((*near, *chain(*found.leads.values())))]
     growth = Growth(near, found.words, found.code, found.renamed)
     with suppress(Exception):  # of texts that are odd; a failure needs no code
-        return replace(found, changed=tuple(changed_lines(before, now, growth, former_texts)))
+        then = last_committed(now, committed_text) if before is None else before
+        return replace(found, changed=tuple(changed_lines(then, now, growth, former_texts)))
     return found
 
 

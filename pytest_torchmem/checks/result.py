@@ -114,7 +114,7 @@ def _called(now: Entry) -> str:
     for module, calls in now.facts.get(Topic.CALLS, {}).items():
         if calls.number > backwards > 0:
             times = counted(calls.number, "call")
-            return f"{module} has {times} before {counted(backwards, 'backward')}"
+            return f"{module} has {times} and {counted(backwards, 'backward')}"
     return ""
 
 

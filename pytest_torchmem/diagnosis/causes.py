@@ -347,9 +347,10 @@ class Rule:
 _RECORDING = r"no_grad|inference_mode|grad_enabled|detach|requires_grad|freez|frozen|trainable"
 _KEEPING = r"append|extend|detach|\.item\(|\bdel |hook|deepcopy|clone"
 _TYPES = r"float|half|double|\b(b|bf|fp)?(16|32|64)\b|dtype|\.to\(|autocast|type_as|numpy"
+_ZEROING = r"zero_grad|set_to_none|\.grad\b|backward"
 CODE = {
     **dict.fromkeys(("gradients recorded", "recorded", "reached", "reached anew"), _RECORDING),
-    **dict.fromkeys(("mode of calls", "trained", "new gradient", "parameter"), _RECORDING),
+    **dict.fromkeys(("trained", "new gradient", "parameter"), _RECORDING),
     **dict.fromkeys(("held", "held between", "earlier steps", "left", "lives longer"), _KEEPING),
     **dict.fromkeys(("type", "float64", "copy"), _TYPES),
     **dict.fromkeys(("inputs", "given"), r"pad|len|max|multiple|shape|resize|crop|batch|hop"),
@@ -360,8 +361,7 @@ CODE = {
     "eval of calls": r"\.(eval|train)\(|training",
     "backwards": r"backward|accum|loss",
     "graph kept": r"retain_graph|create_graph",
-    "gradients kept": r"zero_grad|set_to_none|\.grad\b|backward",
-    "gradients together": r"zero_grad|set_to_none|\.grad\b|backward",
+    **dict.fromkeys(("gradients kept", "gradients together"), _ZEROING),
     "freed late": r"hook|\.grad\b",
     "emptied": r"empty_cache|collect",
     "tied": r"\btie|weight|Parameter",

@@ -114,7 +114,9 @@ class LayerChange(NamedTuple):
 
     @property
     def is_of_shares(self) -> bool:
-        """Whether no more changed than numbers with a point that are not 0: they decide no size."""
+        """Whether no more changed than numbers with a point that are not 0. Some decide the size of
+        what the layer makes (``scale_factor``), none that of anything else (``eps``).
+        """
         sides = self.layer.settings, self.was.settings
         changed = [value for _, value in sides[0].items() ^ sides[1].items()]
         same = self.layer.kind == self.was.kind and sides[0].keys() == sides[1].keys()
@@ -329,7 +331,7 @@ def _of_change(
     numbers = change.numbers
     inside = evidence.of_module(pattern)
     calls_others = any(evidence.rose(row.what.source) for row in inside)
-    if change.is_narrower or (change.is_of_rates and calls_others) or change.is_of_shares:
+    if change.is_narrower or (change.is_of_rates and calls_others):
         return None
     if not change.before and not change.is_of_torch:
         return None  # an attribute that was not there was not read either
@@ -341,6 +343,8 @@ def _of_change(
     if given and are_among(numbers, given.numbers) and not as_before:
         return None  # what is before it makes more
     own = [row for row in inside if _is_about(row, pattern, numbers)]
+    if change.is_of_shares and not own:
+        return None
     resized = [row for row in evidence.came(Role.PARAMETER) if row.is_resized]
     is_wider = change.layer.widths != change.was.widths or any(
         not change.is_of_torch or _is_about(row, pattern, numbers) for row in resized
