@@ -34,8 +34,10 @@ from pytest_torchmem.torch_private.names import (
 from pytest_torchmem.torch_private.patches import (
     Instead,
     Replacements,
+    cuda_is_compiled,
     nothing_replaced,
     replaced,
+    replaced_all,
     standing_functions,
 )
 from pytest_torchmem.torch_private.tensors import numbers_saved_by
@@ -405,8 +407,12 @@ class _First(torch.nn.Module):
 
 @cache
 def prepare() -> None:
-    """Let Dynamo make its tables of torch's functions, while these are torch's own."""
-    with nothing_replaced():
+    """Let Dynamo make its tables of torch's functions, while these are torch's own.
+
+    It would ask a real GPU for its random numbers (torch/_dynamo/convert_frame.py,
+    ``preserve_global_state``), which makes a context there.
+    """
+    with nothing_replaced(), replaced_all([cuda_is_compiled.by(lambda: False)]):
         torch.compile(_First(), backend="eager", dynamic=False)(torch.zeros(1))
         _eval_frame().reset_code(_First.forward.__code__)
 

@@ -69,7 +69,7 @@ def step():
 
 assert not torch.cuda.is_initialized()
 assert trace(step, device="cuda").peak > 0
-assert trace(torch.nn.Linear(2, 2), torch.ones(1, 2), device="cuda").peak > 0
+assert trace(torch.compile(torch.nn.Linear(2, 2)), torch.ones(1, 2), device="cuda").peak > 0
 assert not torch.cuda.is_initialized()
 assert not torch._C._cuda_hasPrimaryContext(0)
 torch.ones(3, device="cuda").sum().item()

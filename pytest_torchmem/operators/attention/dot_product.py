@@ -9,7 +9,7 @@ on the CPU ``use_flash_attention_cpp`` (native/transformers/sdp_utils_cpp.cpp).
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -375,6 +375,15 @@ class _Attention(NamedTuple):
         ]
         found = cudnn.ask(AttentionQuestion(direction, tuple(operands), is_causal, dropout))
         return unknown(*copies) if found is None else told(*copies, found)
+
+
+@operator("aten::_scaled_dot_product_cudnn_attention").meta("cuda")
+def cudnn_outputs(compute_log_sumexp: bool, arguments: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Statistics only where a backward needs them, where ``meta`` always makes them;
+    native/cudnn/MHA.cpp, ``run_cudnn_SDP_fprop``.
+    """
+    output, statistics, *rest = _aten._scaled_dot_product_cudnn_attention.default(**arguments)
+    return output, statistics if compute_log_sumexp else None, *rest
 
 
 @operator("aten::_scaled_dot_product_cudnn_attention", "aten::_cudnn_attention_forward").workspace(

@@ -163,11 +163,11 @@ def efficient(attention: FusedAttention, compute_log_sumexp: bool) -> tuple[Any,
 
 
 @operator("aten::_scaled_dot_product_cudnn_attention").values()
-def cudnn(attention: FusedAttention) -> tuple[Any, ...]:
+def cudnn(attention: FusedAttention, compute_log_sumexp: bool) -> tuple[Any, ...]:
     """Output, sums (with a dimension more), seed and offset."""
     output, sums, seed = results(attend, attention)
-    offset = torch.zeros_like(seed)
-    return output, sums.unsqueeze(-1), None, None, None, None, seed, offset, None
+    kept = sums.unsqueeze(-1) if compute_log_sumexp else None
+    return output, kept, None, None, None, None, seed, torch.zeros_like(seed), None
 
 
 @operator("aten::_scaled_dot_product_flash_attention_backward").values()
