@@ -155,11 +155,11 @@ class HeldNames:
             if not self._making and _is_in_comprehension(frame):
                 self._making = f"that {function}{running} makes"
             for name, value in tuple(frame.f_locals.items()):
-                is_tensor = isinstance(value, Tensor)
-                filled = (is_tensor or isinstance(value, _CONTAINERS)) and filled_at(
-                    code.co_filename, code.co_firstlineno, name, is_tensor=is_tensor
-                )
-                self._note(f"{name} of {function}{filled or running}", value)
+                at = running
+                if isinstance(value, (Tensor, *_CONTAINERS)):
+                    place, is_tensor = (code.co_filename, code.co_firstlineno), isinstance(value, Tensor)
+                    at = filled_at(*place, name, frame.f_globals, is_tensor=is_tensor)
+                self._note(f"{name} of {function}{at}", value)
         for variable, value in copy_context().items():
             self._note(f"{variable.name} of a context", value)
 
@@ -262,7 +262,8 @@ class HeldNames:
         kind = type(owner)
         is_tensor = isinstance(getattr(owner, "__dict__", {}).get(key), Tensor)
         name_of_kind = kind.__qualname__.rpartition(".")[2]
-        filled = filled_at(file_of(kind), name_of_kind, key, is_tensor=is_tensor)
+        known = vars(sys.modules.get(kind.__module__, sys))
+        filled = filled_at(file_of(kind), name_of_kind, key, known, is_tensor=is_tensor)
         own = _attribute(name, key)
         own = re.sub(r" \([^()]*\)$", "", own) + filled if filled else own
         around = self._around(outermost)

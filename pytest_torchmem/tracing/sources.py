@@ -10,7 +10,9 @@ import ast
 import linecache
 import os
 import sys
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
+from types import CodeType
 from typing import Any
 
 from pytest_torchmem.interception.attribution import place_among
@@ -39,13 +41,33 @@ def placed(file: str, line: int) -> str:
     return f" ({at})" if at else ""
 
 
-def filled_at(file: str, definition: int | str, name: str, *, is_tensor: bool) -> str:
+def filled_at(
+    file: str, definition: int | str, name: str, known: Mapping[str, Any], *, is_tensor: bool
+) -> str:
     """Return the only line at which a function, by its first line, or a class puts something into
-    what is called ``name``, or makes it if it is a tensor, as it follows a name; "" where there is
-    none or there are several.
+    what is called ``name``, or makes it if it is a tensor, as it follows a name; else that of the
+    functions among ``known`` names that it gives this to. "" where there is none or several.
     """
-    lines = {node.lineno for node in _filling(file, definition, name, is_tensor=is_tensor)}
-    return placed(file, lines.pop()) if len(lines) == 1 else ""
+    nodes = _filling(file, definition, name, is_tensor=is_tensor)
+    lines = {(file, node.lineno) for node in nodes}
+    lines = lines or {*_filled_by_called(_definitions(file).get(definition), name, known)}
+    return placed(*lines.pop()) if len(lines) == 1 else ""
+
+
+def _filled_by_called(
+    within: ast.AST | None, name: str, known: Mapping[str, Any]
+) -> Iterator[tuple[str, int]]:
+    """Yield the lines of called functions that put something into what they are given."""
+    for node in ast.walk(within) if within else ():
+        called = getattr(node.func, "id", "") if isinstance(node, ast.Call) else ""
+        code = getattr(known.get(called), "__code__", None)
+        if isinstance(node, ast.Call) and isinstance(code, CodeType):
+            by_place = zip(code.co_varnames[: code.co_argcount], node.args, strict=False)
+            for parameter, value in (*by_place, *((one.arg, one.value) for one in node.keywords)):
+                if parameter and getattr(value, "id", "") == name:
+                    file = code.co_filename
+                    for one in _filling(file, code.co_firstlineno, parameter):
+                        yield file, one.lineno
 
 
 def _filling(file: str, definition: int | str, name: str, *, is_tensor: bool = False) -> list[Any]:
@@ -130,7 +152,9 @@ def _filled_by(node: Any) -> list[Any]:
     sets.
     """
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-        return [node.func.value] if node.func.attr in _PUTS else []
+        owner = node.func.value
+        item_of = owner.value if isinstance(owner, ast.Subscript) else None
+        return [owner, item_of] if node.func.attr in _PUTS else []
     if isinstance(node, ast.AugAssign):
         return [node.target, getattr(node.target, "value", None)]
     if not isinstance(node, ast.Assign):
