@@ -15,7 +15,7 @@ from pytest_torchmem.checks.gpu import Measurement, RealRun
 from pytest_torchmem.checks.request import Bound, Budget, Limit
 from pytest_torchmem.figures import ALLOCATOR_PEAKS, HOST, PEAK, RESERVED
 from pytest_torchmem.printable import counted
-from pytest_torchmem.profile.facts import Calls, Topic
+from pytest_torchmem.profile.facts import IN_MODE, Calls, Topic
 from pytest_torchmem.profile.timeline import Role
 from pytest_torchmem.snapshots.alive import alive_of
 from pytest_torchmem.snapshots.compare import Change, Comparison, entry_of
@@ -69,7 +69,9 @@ class PeakContents:
     holder: str
     """What refers to that, "" if unknown."""
     called: str
-    """In words that a model is called more often than there are backwards, "" otherwise."""
+    """In words that a model is called, with gradients, more often than there are backwards, ""
+    otherwise.
+    """
     less: Less | None = None
 
 
@@ -104,15 +106,21 @@ def contents(
     nbytes = figures.get(figure, figures[PEAK])
     less, row = _less(profile, figure, nbytes - most), found.leading_row
     is_graph = holder.startswith(GRAPH) or (row is not None and row.what.role == Role.SAVED)
-    called, found = _called(now) if is_graph else "", with_code(found, seen)
+    called, found = _called(now, is_graph=is_graph), with_code(found, seen)
     return PeakContents(figure, nbytes, nbytes - most, found, holder, called, less)
 
 
-def _called(now: Entry) -> str:
+def _called(now: Entry, *, is_graph: bool) -> str:
     """Return in words that a model is called more often than there are backwards, "" otherwise."""
     backwards = now.facts.get(Topic.BACKWARD, {}).get("calls", Calls()).number
-    for module, calls in now.facts.get(Topic.CALLS, {}).items():
-        if calls.number > backwards > 0:
+    found, layers = now.facts.get(Topic.CALLS, {}), now.facts.get(Topic.LAYERS, {})
+    without = {*now.facts.get(Topic.FROZEN, {})}
+    without |= {module for module in found if IN_MODE.format("no_grad", module) in found}
+    for module, calls in found.items():
+        has_layers = any(one.startswith(f"{module}.") for one in layers)
+        if not backwards and has_layers and module not in without:
+            return f"{module} runs with gradients, and there is no backward"
+        if is_graph and calls.number > backwards > 0:
             times = counted(calls.number, "call")
             return f"{module} has {times} and {counted(backwards, 'backward')}"
     return ""

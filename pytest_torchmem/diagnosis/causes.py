@@ -353,7 +353,7 @@ CODE = {
     **dict.fromkeys(("trained", "new gradient", "parameter"), _RECORDING),
     **dict.fromkeys(("held", "held between", "earlier steps", "left", "lives longer"), _KEEPING),
     **dict.fromkeys(("type", "float64", "copy"), _TYPES),
-    **dict.fromkeys(("inputs", "given"), r"pad|len|max|multiple|shape|resize|crop|batch|hop"),
+    **dict.fromkeys(("inputs", "given"), r"pad|len|max|multiple|resize|crop|batch|hop"),
     "mode of calls": rf"{_RECORDING}|autocast",
     "attention": r"attention|attn|mask|softmax|sdpa|flash|is_causal|need_weights",
     "checkpoint": r"checkpoint|recompute|training|\.(eval|train)\(",
@@ -371,7 +371,9 @@ CODE = {
     **dict.fromkeys(("new tensor", Role.BUFFER), r"register_|Parameter|buffer"),
     "step": r"foreach|_\(",
     Role.SAVED: rf"backward|checkpoint|no_grad|{_KEEPING}",
+    Role.ACTIVATION: _RECORDING,
     Role.PARAMETER: _TYPES,
+    Role.OPTIMIZER_STATE: r"optim|Adam|SGD|Lion|momentum",
 }
 """By rules, and roles of what no rule explains, the patterns of code that makes such a growth:
 which of the lines that changed are shown first."""

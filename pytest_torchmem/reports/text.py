@@ -45,6 +45,9 @@ _FEWEST_LINES = 6
 
 _FEWER_LINES_OF_CODE = 3, 2, 1
 """Those that are told one after the other where there is less room."""
+_LINES_OF_CODE_BY_GIT = 5, 4, 3, 2
+_LINES_OF_ORIGINS = 15
+"""Of what leads to the largest, with the code that changed last."""
 _SHORTER = (
     *((0, 3, 3, 0), (0, 1, 1, 0), (0, 1, 1, 1)),
     *((0, 1, 0, 1), (0, 1, 0, 2), (0, 1, 0, 3)),
@@ -393,8 +396,7 @@ def _origins(contents: PeakContents) -> list[str]:
     """Return what leads to the largest that is alive, with its lines, and sums by module."""
     diagnosis, parts = contents.diagnosis, dict[str, int]()
     where = layout.joined(growth.place(diagnosis), contents.holder, separator=", kept by ")
-    where = layout.joined(where, contents.called, separator="; ")
-    lines = dict.fromkeys((diagnosis.place[1], *diagnosis.leads.get(diagnosis.place, ())))
+    lines = [*dict.fromkeys((diagnosis.place[1], *diagnosis.leads.get(diagnosis.place, ())))]
     for row in diagnosis.difference.rows:
         part = ".".join(row.what.module.split(".")[:2])
         parts[part] = parts.get(part, 0) + row.change
@@ -402,13 +404,22 @@ def _origins(contents: PeakContents) -> list[str]:
     sizes = [f"{part} {format_size(nbytes)}" for part, nbytes in most if part]
     by_part = f"By module: {listed(sizes, _MOST_MODULES)}" if sizes else ""
     outside = f"outside of modules {format_size(parts[''])}" if by_part and "" in parts else ""
-    said = [layout.wrapped(f"Largest: {where}")] if where else []
-    said += [layout.wrapped(one, "      ", start="  ") for one in map(_source, lines) if one]
     by_part = layout.joined(by_part, outside, separator="; ")
-    said += [layout.wrapped(by_part)] if by_part else []
-    code = growth.code_of(diagnosis, _FEWER_LINES_OF_CODE[1])
-    changed = [growth.lines_of_code("Code that changed last, by git", code)] if code else []
-    return [*(["\n".join(said)] if said else []), *changed]
+    found = list[str]()
+    for number in _LINES_OF_CODE_BY_GIT:
+        changed = {one.place for one in diagnosis.changed[:number]}
+        sources = map(_source, (one for one in lines if one not in changed))
+        said = [
+            layout.wrapped(one) for one in (contents.called, where and f"Largest: {where}") if one
+        ]
+        said += [layout.wrapped(one, "      ", start="  ") for one in sources if one]
+        said += [layout.wrapped(by_part)] if by_part else []
+        found = ["\n".join(said)] if said else []
+        if code := growth.code_of(diagnosis, number):
+            found.append(growth.lines_of_code("Code that changed last, by git", code))
+        if _lines(found) <= _LINES_OF_ORIGINS:
+            break
+    return found
 
 
 def _less(contents: PeakContents) -> list[str]:

@@ -5,6 +5,7 @@ What makes an allocation is seldom what was changed: a failure shows the lines t
 
 from __future__ import annotations
 
+import ast
 import operator
 import os
 import re
@@ -33,7 +34,8 @@ _AT_A_TIME = 2
 """Lines of a function that come before those of the next."""
 _CAME, _STOOD = "  # came: ", "  # stood "
 _WORD = re.compile(r"\w+")
-_VALUE = re.compile(r""""[^"]*"|'[^']*'|[\w.]+""")
+_OWN_WORD = re.compile(r"(?:self\.)?\w+")
+_VALUE = re.compile(r""""[^"]*"|'[^']*'|\d[\d._]*e[+-]?\d+|[\w.]+""")
 _NAMED = re.compile(r"\s*(\w+=\s*)+")
 """What arguments have that are given by their names now."""
 _SETS = re.compile(r"self\.(\w+) = \1$|raise\b")
@@ -41,6 +43,8 @@ _SETS = re.compile(r"self\.(\w+) = \1$|raise\b")
 _AROUND = re.compile(r"\s*(@|(async )?with\b)")
 _HEAD = re.compile(r"(async )?def |class ")
 _DEFAULT = re.compile(r"\w+\s*=[^,)]+")
+_QUOTED = re.compile(r""""[^"]*"|'[^']*'""")
+_SETS_NAME = re.compile(r"^\s*(self\.\w+(?=\s*[:=](?!=))|\w+(?=\s*:\s*\S))")
 _TEXT = re.compile(r"['\"]\W*(\w{3,}?)\W*['\"]")
 _SAYS_LITTLE = re.compile(r"^(from|import)\b|^\W*$|\(new\)$")
 """Lines of code, and new libraries, that say little beside others."""
@@ -107,6 +111,7 @@ def changed_lines(
     near, words, code, names = growth
     texts, at_near = texts_of(now), _first_lines(near, now)
     were = _counterparts(before, texts)
+    former_names, new_names = _renamed_names(before, now, were, versions)
     named = {**names, **_renamed(were)}
     meant = re.compile(code or "$^", re.IGNORECASE)
     moved = _moved(before, now, were)
@@ -135,13 +140,18 @@ def changed_lines(
         elif was != texts[name] and was:
             lines_then = _lines_then(then, was, versions)
             changes = _changes(name, was, now[name], named, lines_then, moved, claims)
+            anew = _anew(lines_then, now[name], former_names, new_names)
+            changes = [
+                one._replace(order=_Order.SAME) if one.line.number in anew else one
+                for one in changes
+            ]
         elif was != texts[name]:
             is_new = _is_new(name, before, versions)
             changes = _of_new(name, now[name], moved[0], claims, is_new)
             if is_far:
                 changes = [one for one in changes if meant.search(one.news)] or changes[:1]
-        if names and 0 not in now[name]:
-            told = [*_with_names(name, now[name], names)]
+        if (names or former_names) and 0 not in now[name]:
+            told = [*_with_names(name, now[name], names, former_names, {*_split(was)})]
             at_told = {one.line.place for one in told}
             changes = [*told, *(one for one in changes if one.line.place not in at_told)]
         changes.sort(
@@ -272,18 +282,73 @@ def _split(text: str) -> list[str]:
     return re.findall("..", text)
 
 
-def _with_names(name: str, lines: Mapping[int, str], names: Mapping[str, str]) -> Iterator[_Change]:
-    """Yield the lines in whose texts modules still have the names that they had, or with texts that
-    their names have now and had not.
+def _renamed_names(
+    before: Mapping[str, str], now: Code, were: Mapping[str, str], versions: Versions
+) -> tuple[set[str], set[str]]:
+    """Return the names that the code defined and no longer has, and those that it defines and had
+    not; of Python's, whose texts may still say them.
     """
-    former = re.compile(rf"['\"](.*\b)?({'|'.join(map(re.escape, names.values()))})\b")
+    then, there, words_then, words_now = set[str](), set[str](), set[str](), set[str]()
+    for name, lines in now.items():
+        if not name.partition(": ")[0].endswith(".py"):
+            continue
+        own = [_QUOTED.sub("", line[2:]) for line in lines.values()]
+        words_now.update(*map(_OWN_WORD.findall, own))
+        was = before.get(were.get(name, ""), "")
+        if was != "".join(line[:2] for line in lines.values()):
+            lines_then = _lines_then(were.get(name, ""), was, versions)
+            former = [_QUOTED.sub("", one) for one in lines_then]
+            words_then.update(*map(_OWN_WORD.findall, former))
+            then |= _defined(former)
+            there |= _defined(own)
+    return then - words_now, there - words_then
+
+
+def _defined(lines: Iterable[str]) -> set[str]:
+    """Return the parameters, attributes and fields that lines define."""
+    found = set[str]()
+    for line in lines:
+        is_head = _HEAD.match(line.strip())
+        found.update((_OWN_WORD if is_head else _SETS_NAME).findall(line))
+    return found
+
+
+def _anew(
+    former: Sequence[str], lines: Mapping[int, str], gone: AbstractSet[str], new: AbstractSet[str]
+) -> set[int]:
+    """Return the lines that only have new names of what has another one."""
+    undone = [*_without(former, gone)]
+    shown = zip(lines, _without((line[2:] for line in lines.values()), new), strict=True)
+    return {number for number, text in shown if "\0" in text and text in undone}
+
+
+def _without(lines: Iterable[str], names: AbstractSet[str]) -> Iterator[str]:
+    """Yield lines with one sign for each of the names."""
+    for line in lines:
+        yield _OWN_WORD.sub(lambda word: "\0" if word[0] in names else word[0], line.strip())
+
+
+def _with_names(
+    name: str,
+    lines: Mapping[int, str],
+    names: Mapping[str, str],
+    gone: AbstractSet[str],
+    known: AbstractSet[str],
+) -> Iterator[_Change]:
+    """Yield the lines in whose texts modules or what is ``gone`` still have the names that they
+    had, or with texts that modules' names have now and had not.
+    """
+    is_python = name.partition(": ")[0].endswith(".py")
+    quote = r"['\"]" if is_python else ""
+    some = "|".join(map(re.escape, (*names.values(), *gone)))
+    former = re.compile(rf"{quote}(.*\b)?({some})\b")
     for number, line in lines.items():
         told = [f"nothing is called {found[2]} now" for found in former.finditer(line[2:])]
         for text in _TEXT.findall(line[2:]):
             now = next((new for new, old in names.items() if text in new and text not in old), "")
             told += [f"which is in the name {now} now"] if now else []
         for note in told[:1]:
-            shown = f"{line[2:].strip()}  # {note}"
+            shown = f"{line[2:].strip()}  # {'unchanged: ' * (line[:2] in known)}{note}"
             yield _Change(_Order.NEWS, shown, CodeLine(name.partition(": ")[0], number, shown))
 
 
@@ -453,17 +518,36 @@ def _indent(line: str) -> int:
 
 def _difference(was: str, now: str) -> tuple[str, str]:
     """Return in words what of a line was otherwise, and all that differs."""
-    then, there = (re.findall(r""""[^"]*"|'[^']*'|[\w.]+|\W""", one) for one in (was, now))
+    then, there = (re.findall(rf"{_VALUE.pattern}|\W", one) for one in (was, now))
     matched = SequenceMatcher(None, then, there, autojunk=False).get_opcodes()
     changes = [one for one in matched if one[0] != "equal"]
     gone = ["".join(then[start:stop]).strip(" ,") for _, start, stop, *_ in changes]
     came = ["".join(there[first:last]).strip(" ,") for *_, first, last in changes]
     note = f"  # was: {_shortened([was])}"
-    if not any(gone):
+    are_values = [*map(_VALUE.fullmatch, (*gone, *came))]
+    if not any(gone) and all(map(_is_whole, came)):
         note = f"{_CAME}{listed([*filter(None, came)])}"
-    elif len(changes) == 1 and _VALUE.fullmatch(gone[0]):
-        note = f"  # was: {gone[0]}"
+    elif all(are_values):
+        named = [_named_value(then, start, stop) for _, start, stop, *_ in changes]
+        note = f"  # was: {listed(named) if named[1:] else gone[0]}"
     return note, " ".join((*gone, *came))
+
+
+def _named_value(tokens: Sequence[str], start: int, stop: int) -> str:
+    """Return a value of a line with the name that it is given there."""
+    at = start
+    while at and tokens[at - 1] in " :=":
+        at -= 1
+    first = at - 1 if 0 < at < start and _VALUE.fullmatch(tokens[at - 1]) else start
+    return "".join(tokens[first:stop])
+
+
+def _is_whole(text: str) -> bool:
+    """Tell whether a piece of a line is understood alone: an expression, or what follows one."""
+    try:
+        return bool(ast.parse(f"_{text}" if text.startswith(".") else text))
+    except SyntaxError:
+        return False
 
 
 def _shortened(lines: Iterable[str]) -> str:

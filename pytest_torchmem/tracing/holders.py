@@ -157,8 +157,8 @@ class HeldNames:
             for name, value in tuple(frame.f_locals.items()):
                 at = running
                 if isinstance(value, (Tensor, *_CONTAINERS)):
-                    place, is_tensor = (code.co_filename, code.co_firstlineno), isinstance(value, Tensor)
-                    at = filled_at(*place, name, frame.f_globals, is_tensor=is_tensor)
+                    own, known = (code.co_filename, code.co_firstlineno), frame.f_globals
+                    at = filled_at(*own, name, known, is_tensor=isinstance(value, Tensor))
                 self._note(f"{name} of {function}{at}", value)
         for variable, value in copy_context().items():
             self._note(f"{variable.name} of a context", value)

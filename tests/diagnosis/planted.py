@@ -1038,7 +1038,7 @@ def smaller_hop(wrong: bool, device: str) -> None:
 
 
 def turned(x: Tensor, table: Tensor) -> Tensor:
-    return torch.cat((x * table).chunk(2, -1), -1)
+    return torch.cat((x * table).chunk(2, -1), -1)  # here: tables_in_float32
 
 
 class Rotary(nn.Module):
@@ -1046,13 +1046,13 @@ class Rotary(nn.Module):
         return turned(x, table.to(x.dtype))
 
 
-@planted("attention", "is float32, beginning with aten::ones", "Rotated", "aten::ones", "cuda")
+@planted("attention", "beginning with aten::mul.Tensor", "Rotated", "aten::mul.Tensor", "cuda")
 def tables_in_float32(wrong: bool) -> Step:
     class Rotated(Parts):
         def forward(self, x: Tensor) -> Tensor:
             q, k, v = self.qkv(x).view(4, 64, 3, 4, -1).permute(2, 0, 3, 1, 4)
             width = q.shape[-1]
-            wide = torch.ones(width, device=x.device)  # here: tables_in_float32
+            wide = torch.ones(width, device=x.device)
             table = torch.outer(wide.new_ones(64), wide)
             turn = turned if wrong else self.rotary
             q, k = turn(q, table), turn(k, table)

@@ -288,7 +288,7 @@ BODY = "y = scaled(x)\n        return y"
         (
             " y\n",
             " unused(1)\n",
-            ["10: return unused(1)  # was: y", "11: def unused(x):  # not reached before"],
+            ["10: return unused(1)  # was: return y", "11: def unused(x):  # not reached before"],
         ),
         ("@cache\n", "", ["3: def scaled(x):  # gone before it: @cache"]),
         (

@@ -3,7 +3,9 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from fractions import Fraction
 from math import prod
+from typing import Protocol
 
 from pytest_torchmem.diagnosis.causes import (
     CONVERTS,
@@ -617,6 +619,11 @@ def _is_written_anew(evidence: Evidence, row: Row) -> bool:
     )
 
 
+class _Shaped(Protocol):
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+
 @rule("size", "{module}.{parameter} is {now}, and was {before}", sure=True)
 def another_size(evidence: Evidence) -> Cause | None:
     """A layer became wider, or a table longer."""
@@ -632,6 +639,8 @@ def another_size(evidence: Evidence) -> Cause | None:
     made = evidence.came(*MADE)
     if 2 * sum(row.change for row in made if evidence.order(row) < since) > total(made):
         return None  # most came before any of them was read
+    if not _grew_by(evidence, *((row.before, row.what) for row in resized)):
+        return None
     otherwise = set_otherwise(evidence)
     layers = evidence.present(Topic.LAYERS)
     own = (layer for one in otherwise for layer in layers.get(one, ()) if not layer.is_of_torch)
@@ -650,6 +659,22 @@ def another_size(evidence: Evidence) -> Cause | None:
     return found and replace(placed_in(first.what.module, found), origin=reader)
 
 
+def _grew_by(evidence: Evidence, *resized: tuple[_Shaped | None, _Shaped]) -> bool:
+    """Tell whether no more than half of what is larger is so by other factors than parameters."""
+    by = {factor for before, now in resized for factor in _factors(before, now)}
+    made = [(row, _factors(row.before, row.what)) for row in evidence.came(*MADE)]
+    others = [row for row, factors in made if factors and by.isdisjoint(factors)]
+    return 2 * total(others) <= total(row for row, _ in made)
+
+
+def _factors(before: _Shaped | None, now: _Shaped) -> set[Fraction]:
+    """Return by what the sizes of a resized tensor were multiplied."""
+    if before is None or len(before.shape) != len(now.shape):
+        return set()
+    pairs = zip(now.shape, before.shape, strict=True)
+    return {Fraction(size, was) for size, was in pairs if size != was > 0}
+
+
 def _size_of_no_layer(evidence: Evidence) -> Cause | None:
     """Return what of the parameters became larger that a program uses itself: queries, positions.
 
@@ -659,7 +684,8 @@ def _size_of_no_layer(evidence: Evidence) -> Cause | None:
         return None
     for change in evidence.about(Topic.SIZES):
         before, now = (side[0] if side else None for side in (change.before, change.now))
-        if before and now and prod(before.shape) < prod(now.shape):
+        is_larger = before and now and prod(before.shape) < prod(now.shape)
+        if before and now and is_larger and _grew_by(evidence, (before, now)):
             owner, _, name = change.name.rpartition(".")
             values = {"module": evidence.short(owner), "parameter": name}
             return cause("size", evidence.of_sizes(), now=now.text, before=before.text, **values)

@@ -83,9 +83,8 @@ def _was_broadcast(evidence: Evidence, what: What, shapes: str) -> bool:
     given = (one for geometries in evidence.then(Topic.INPUTS).values() for one in geometries)
     if known and not any(max(shape) in one.shape for one in (*given, *known)):
         return True  # its vectors are longer than anything was, and were broadcast as well
-    sides = (of(Topic.OPERATORS).get(what.source) for of in (evidence.then, evidence.present))
-    then, now = ((one.called, one.largest) if one else () for one in sides)
-    if then == now and what.nbytes in now:
+    now = evidence.present(Topic.OPERATORS).get(what.source)
+    if now and makes_the_same(evidence, what.source) and what.nbytes == now.largest:
         return True  # its operator made as much as often, which was freed
     gone = [*evidence.gone(what.module, what.source)]
     alike = (one.shape for one in gone if len(one.shape) == len(shape))
@@ -238,12 +237,19 @@ def wider_type(evidence: Evidence) -> Cause | None:
 
 
 def makes_no_more(evidence: Evidence, operator: str) -> bool:
-    """Tell whether what an operator makes was most likely converted before: it is called as often,
-    and conversions are fewer, unless it is one.
+    """Tell whether what an operator makes was most likely there before: it is called as often, and
+    makes as much, or conversions of it are fewer, unless it is one.
     """
     counted, converted = evidence.counted(operator), evidence.counted(CONVERTS)
     fell = operator == CONVERTS or (converted is not None and converted.fell)
-    return counted is not None and not counted.rose and fell
+    return makes_the_same(evidence, operator) or (counted is not None and not counted.rose and fell)
+
+
+def makes_the_same(evidence: Evidence, operator: str) -> bool:
+    """Tell whether an operator is called as often as before, and its largest result is as large."""
+    sides = (of(Topic.OPERATORS).get(operator) for of in (evidence.then, evidence.present))
+    then, now = ((one.called, one.largest) if one else None for one in sides)
+    return then is not None and then == now
 
 
 def is_known(evidence: Evidence, one: Allocation) -> bool:
