@@ -324,8 +324,9 @@ def _anew(
 
 def _without(lines: Iterable[str], names: AbstractSet[str]) -> Iterator[str]:
     """Yield lines with one sign for each of the names."""
+    own = names | {f"self.{one}" for one in names}  # a field of a class
     for line in lines:
-        yield _OWN_WORD.sub(lambda word: "\0" if word[0] in names else word[0], line.strip())
+        yield _OWN_WORD.sub(lambda word: "\0" if word[0] in own else word[0], line.strip())
 
 
 def _with_names(

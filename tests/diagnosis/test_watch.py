@@ -363,8 +363,21 @@ def test_a_configuration_is_code_and_a_text_with_a_former_name_is_told(tmp_path:
     before = texts_of(code_of([load]))
     (tmp_path / "run.yaml").write_text(f"width: 16\ndepth: 2\nkey: {'a1' * 16}\n")
     found = changed_lines(before, code_of([load]), Growth(renamed={"encoder": "backbone"}))
-    text = 'return path.read_text() + ".backbone.0"  # nothing is called backbone now'
+    text = 'return path.read_text() + ".backbone.0"  # unchanged: nothing is called backbone now'
     assert {"width: 16", "key: …", text} <= {one.text for one in found}
+
+
+def test_a_text_that_says_a_name_that_code_had_is_told() -> None:
+    """First; lines where the name itself is another one are last."""
+    preset, name = 'preset = {"recompute": True}', "class Layer:\n    recompute: bool = False\n"
+    former = f"{preset}\n{name}    def run(self):\n        self.recompute = 1\n"
+    texts = former, former.replace("compute: b", "computed: b").replace("compute =", "computed =")
+    parts = (parts_of(text).items() for text in texts)
+    before, now = ({f"a.py: {one}": lines for one, (_, lines) in part} for part in parts)
+    near = Growth(near=["a.py:5"])
+    found = [*map(str, changed_lines(texts_of(before), now, near, lambda file: [former]))]
+    assert found[0] == f"a.py:1: {preset}  # unchanged: nothing is called recompute now"
+    assert {one.partition(": ")[0] for one in found[1:]} == {"a.py:5", "a.py:3"}
 
 
 class _Filled:
