@@ -115,6 +115,8 @@ def _called(now: Entry, *, is_graph: bool) -> str:
     backwards = now.facts.get(Topic.BACKWARD, {}).get("calls", Calls()).number
     found, layers = now.facts.get(Topic.CALLS, {}), now.facts.get(Topic.LAYERS, {})
     without = {*now.facts.get(Topic.FROZEN, {})}
+    modes = now.facts.get(Topic.MODES, {})
+    without |= {path for path in modes if any(one.name == "no_grad" for one in modes[path])}
     without |= {module for module in found if IN_MODE.format("no_grad", module) in found}
     for module, calls in found.items():
         has_layers = any(one.startswith(f"{module}.") for one in layers)

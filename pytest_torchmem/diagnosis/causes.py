@@ -359,7 +359,7 @@ CODE = {
     "checkpoint": r"checkpoint|recompute|training|\.(eval|train)\(",
     "compiled": r"compile|dynamic|fullgraph",
     "eval of calls": r"\.(eval|train)\(|training",
-    "backwards": r"backward|accum|loss",
+    "backwards": r"backward|accum|detach|%",
     "graph kept": r"retain_graph|create_graph",
     **dict.fromkeys(("gradients kept", "gradients together"), _ZEROING),
     "freed late": r"hook|\.grad\b",

@@ -92,13 +92,15 @@ class Diagnosis:
     @property
     def words(self) -> set[str]:
         """The names in the first cause, without the words of the sentences of rules; without a
-        cause those of the leading row's module and of what it is there.
+        cause those of the leading row's module and of what it is there; and that row's sizes.
         """
         own = {word for rule in RULES.values() for word in _WORD.findall(rule.sentence)}
         said, row = " ".join(cause.text for cause in self.causes[:1]), self.leading_row
         if not said and row is not None:
             said = f"{row.what.module} {row.what.source.removeprefix('aten::')}"
-        return {*_WORD.findall(said)} - own
+        tensors = [one for one in (row.what, row.before) if one] if row is not None else []
+        sizes = {str(size) for one in tensors for size in one.shape}
+        return sizes.union(_WORD.findall(said)) - own
 
     @property
     def code(self) -> str:

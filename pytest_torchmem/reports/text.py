@@ -46,8 +46,10 @@ _FEWEST_LINES = 6
 _FEWER_LINES_OF_CODE = 3, 2, 1
 """Those that are told one after the other where there is less room."""
 _LINES_OF_CODE_BY_GIT = 5, 4, 3, 2
-_LINES_OF_ORIGINS = 15
-"""Of what leads to the largest, with the code that changed last."""
+_LINES_OF_ORIGINS = 19
+"""Of what leads to the largest, with the code that changed last and what would help."""
+_WORTH_A_SENTENCE = 4
+"""What would help saves this part of what has to go."""
 _SHORTER = (
     *((0, 3, 3, 0), (0, 1, 1, 0), (0, 1, 1, 1)),
     *((0, 1, 0, 1), (0, 1, 0, 2), (0, 1, 0, 3)),
@@ -366,7 +368,7 @@ def _does_not_fit(found: DoesNotFit, result: CheckResult) -> Told:
     gpu = error.gpu
     first = f"does not fit on {gpu.name} ({format_size(gpu.memory)}): {error.request}"
     if contents is not None:
-        return Told(first, [*_origins(contents), *_less(contents)], _alive(contents))
+        return Told(first, _origins(contents), _alive(contents))
     alive = [f"Largest allocations at that point\n{layout.allocation_table(error.live)}"]
     return Told(first, alive if error.live else ["No memory was allocated at that point"])
 
@@ -393,7 +395,9 @@ def _source(place: str) -> str:
 
 
 def _origins(contents: PeakContents) -> list[str]:
-    """Return what leads to the largest that is alive, with its lines, and sums by module."""
+    """Return what leads to the largest that is alive, with its lines, sums by module, the code that
+    changed last, and what would help.
+    """
     diagnosis, parts = contents.diagnosis, dict[str, int]()
     where = layout.joined(growth.place(diagnosis), contents.holder, separator=", kept by ")
     lines = [*dict.fromkeys((diagnosis.place[1], *diagnosis.leads.get(diagnosis.place, ())))]
@@ -405,7 +409,7 @@ def _origins(contents: PeakContents) -> list[str]:
     by_part = f"By module: {listed(sizes, _MOST_MODULES)}" if sizes else ""
     outside = f"outside of modules {format_size(parts[''])}" if by_part and "" in parts else ""
     by_part = layout.joined(by_part, outside, separator="; ")
-    found = list[str]()
+    found, less = list[str](), _less(contents)
     for number in _LINES_OF_CODE_BY_GIT:
         changed = {one.place for one in diagnosis.changed[:number]}
         sources = map(_source, (one for one in lines if one not in changed))
@@ -417,15 +421,15 @@ def _origins(contents: PeakContents) -> list[str]:
         found = ["\n".join(said)] if said else []
         if code := growth.code_of(diagnosis, number):
             found.append(growth.lines_of_code("Code that changed last, by git", code))
-        if _lines(found) <= _LINES_OF_ORIGINS:
+        if _lines([*found, *less]) <= _LINES_OF_ORIGINS:
             break
-    return found
+    return [*found, *less]
 
 
 def _less(contents: PeakContents) -> list[str]:
     """Return what would lower a peak, as one sentence."""
     less = contents.less
-    if less is None:
+    if less is None or less.saved * _WORTH_A_SENTENCE < contents.excess:
         return []
     percent = format_percent(less.flops, less.of).lstrip("+") if less.of else ""
     cost = f" for {percent} more FLOPs" if less.flops > 0 and percent else ""
@@ -468,9 +472,7 @@ def _over_budget(found: OverBudget, result: CheckResult) -> Told:
     number_first = found.overruns[0].value is not None
     if contents is None:
         return Told(first, number_first=number_first)
-    return Told(
-        first, [*_origins(contents), *_less(contents)], _alive(contents), number_first=number_first
-    )
+    return Told(first, _origins(contents), _alive(contents), number_first=number_first)
 
 
 def _overrun(overrun: Overrun) -> str:

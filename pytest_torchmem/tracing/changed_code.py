@@ -28,6 +28,8 @@ _VERY_ALIKE = 0.7
 """How alike lines of two functions are that are one line."""
 _ALIKE = 0.5
 """The part of their lines that two functions share that are one with another name."""
+_FEW_LINES = 3
+"""Of a function that one line of another does not show to be that."""
 _MOST_PAIRS = 10_000
 """Of functions that are compared for it."""
 _AT_A_TIME = 2
@@ -42,8 +44,10 @@ _SETS = re.compile(r"self\.(\w+) = \1$|raise\b")
 """What passes an argument on, or refuses it."""
 _AROUND = re.compile(r"\s*(@|(async )?with\b)")
 _HEAD = re.compile(r"(async )?def |class ")
+_BEGINS = re.compile(r"\s*(@|(async )?def |class )")
 _DEFAULT = re.compile(r"\w+\s*=[^,)]+")
-_QUOTED = re.compile(r""""[^"]*"|'[^']*'""")
+_TEXTS = re.compile(r""""[^"]*"|'[^']*'|(?<=Namespace\().*|(?<=\bdict\().*""")
+"""What names may stand in that no code has, the keys of a dictionary for example."""
 _SETS_NAME = re.compile(r"^\s*(self\.\w+(?=\s*[:=](?!=))|\w+(?=\s*:\s*\S))")
 _TEXT = re.compile(r"['\"]\W*(\w{3,}?)\W*['\"]")
 _SAYS_LITTLE = re.compile(r"^(from|import)\b|^\W*$|\(new\)$")
@@ -110,14 +114,14 @@ def changed_lines(
     """
     near, words, code, names = growth
     texts, at_near = texts_of(now), _first_lines(near, now)
-    were = _counterparts(before, texts)
+    were = _counterparts(before, texts, now)
     former_names, new_names = _renamed_names(before, now, were, versions)
     named = {**names, **_renamed(were)}
-    meant = re.compile(code or "$^", re.IGNORECASE)
+    meant, said_words = re.compile(code or "$^", re.IGNORECASE), _said(" ".join(words))
     moved = _moved(before, now, were)
     claims = _claims(before, now, were, moved, versions)
     for (name, _), (then, _) in claims.items():
-        is_alike = name.endswith(": ") == then.endswith(": ")
+        is_alike = name.endswith(": ") == then.endswith(": ") and len(now[name]) > _FEW_LINES
         if then not in were.values() and name not in were and is_alike:
             were[name] = then  # it is this one, written anew
     claims = {one: was for one, was in claims.items() if were.get(one[0]) != was[0]}
@@ -159,14 +163,22 @@ def changed_lines(
         )
         for at, (order, news, line) in enumerate(changes):
             is_other = words.isdisjoint(_WORD.findall(line.text))
-            signs = (meant.search(news), meant.search(line.text), line.place in at_near)
-            likely = order is _Order.SAME, -sum(map(bool, signs)), order, is_other
+            same = said_words & _said(news)  # a number of a shape is no chance
+            signs = [meant.search(news), meant.search(line.text), line.place in at_near, same]
+            signs += [any(map(str.isdecimal, same))]
+            moved_by = _Order.NEWS if same and order is _Order.MOVED else order
+            likely = order is _Order.SAME, -sum(map(bool, signs)), moved_by, is_other
             found.append(((*likely, is_far and not was, at // _AT_A_TIME, *function), line))
     ordered = [line for _, line in sorted(found, key=operator.itemgetter(0))]
     if names and not ordered:
         return changed_lines(before, now, growth._replace(renamed={}), versions)
     bare = ((line, line.text.partition("  # ")[0]) for line in ordered)
     return [line for line, text in bare if not _SAYS_LITTLE.search(text)] or ordered
+
+
+def _said(text: str) -> set[str]:
+    """Return the words and numbers of a text, as it does not matter how they are written."""
+    return {word.replace("_", "").lower() for word in _WORD.findall(text) if word[2:]}
 
 
 def _of_called(
@@ -207,22 +219,29 @@ def _first_lines(near: Sequence[str], now: Code) -> dict[str, int]:
     return found
 
 
-def _counterparts(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]:
+def _counterparts(before: Mapping[str, str], texts: Mapping[str, str], now: Code) -> dict[str, str]:
     """Return by functions what they were: those of their name, or else what is gone and had all
     of their lines, or most of them.
     """
-    found = {name: name for name in now if name in before}
-    gone = {text: name for name, text in before.items() if name not in now}
-    new = {name: text for name, text in now.items() if name not in found and ": " in name}
+    found = {name: name for name in texts if name in before}
+    gone = {text: name for name, text in before.items() if name not in texts}
+    new = {name: text for name, text in texts.items() if name not in found and ": " in name}
     found |= {name: gone[text] for name, text in new.items() if text in gone}
-    counters = [(name, Counter(_split(text))) for text, name in gone.items()]
+    every = (line for lines in now.values() for line in lines.values())
+    heads = {line[:2] for line in every if _BEGINS.match(line[2:])}
+    counters = [(name, _counted(text, heads)) for text, name in gone.items()]
     for name, text in new.items() if len(new) * len(gone) < _MOST_PAIRS else ():
-        own, best = Counter(_split(text)), _ALIKE
+        own, best = _counted(text, heads), _ALIKE
         for former, lines in counters if name not in found else ():
-            likeness = 2 * (own & lines).total() / (own + lines).total()
+            likeness = 2 * (own & lines).total() / max((own + lines).total(), 1)
             if likeness >= best and former.endswith(": ") == name.endswith(": "):
                 found[name], best = former, likeness
     return found
+
+
+def _counted(text: str, without: AbstractSet[str]) -> Counter[str]:
+    """Return how often a function has each of its lines, but for those that many have."""
+    return Counter(one for one in _split(text) if one not in without)
 
 
 def _moved(
@@ -292,12 +311,12 @@ def _renamed_names(
     for name, lines in now.items():
         if not name.partition(": ")[0].endswith(".py"):
             continue
-        own = [_QUOTED.sub("", line[2:]) for line in lines.values()]
+        own = [_TEXTS.sub("", line[2:]) for line in lines.values()]
         words_now.update(*map(_OWN_WORD.findall, own))
         was = before.get(were.get(name, ""), "")
         if was != "".join(line[:2] for line in lines.values()):
             lines_then = _lines_then(were.get(name, ""), was, versions)
-            former = [_QUOTED.sub("", one) for one in lines_then]
+            former = [_TEXTS.sub("", one) for one in lines_then]
             words_then.update(*map(_OWN_WORD.findall, former))
             then |= _defined(former)
             there |= _defined(own)
@@ -340,7 +359,7 @@ def _with_names(
     had, or with texts that modules' names have now and had not.
     """
     is_python = name.partition(": ")[0].endswith(".py")
-    quote = r"['\"]" if is_python else ""
+    quote = r"(?:['\"]|Namespace\(|\bdict\()" if is_python else ""
     some = "|".join(map(re.escape, (*names.values(), *gone)))
     former = re.compile(rf"{quote}(.*\b)?({some})\b")
     for number, line in lines.items():
@@ -433,9 +452,10 @@ def _changes(
                 note, news = _from_another(claims[name, numbers[at]], text)
             elif bare and len(left) == last - first == 1:
                 note, news = _difference(bare[left.pop()], text)
-            was_words = _WORD.findall(bare[pairs[at]]) if at in pairs else _WORD.findall(text)
-            others = Counter(_WORD.findall(text)) - Counter(was_words)
-            if there[at][0] in alike and known.isdisjoint(others):
+            was_text = bare[pairs[at]] if at in pairs else text
+            others = Counter(_WORD.findall(text)) - Counter(_WORD.findall(was_text))
+            is_alike = there[at][0] in alike and _constants(text) == _constants(was_text)
+            if is_alike and known.isdisjoint(others):
                 order = _Order.SAME  # and no other variable that was there already
             if _SETS.match(text) or _NAMED.fullmatch(news):
                 order = max(order, _Order.MOVED)
@@ -452,6 +472,11 @@ def _changes(
             line_now = CodeLine(file, number, text)
             found[first - last] = _Change(_Order.NEWS, f"{news} {said}", line_now)
     return found
+
+
+def _constants(text: str) -> list[str]:
+    """Return the numbers and texts of a line, which are none of its names."""
+    return [one for one in _VALUE.findall(text) if not (one[0].isalpha() or one[0] in "_.")]
 
 
 def _of_new(

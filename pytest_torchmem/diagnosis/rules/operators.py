@@ -71,11 +71,11 @@ def attention_fell(evidence: Evidence) -> Cause | None:
 
 
 def _begin_of_type(evidence: Evidence, kernel: str) -> Origin | None:
-    """Return which operator first made numbers of the type of a kernel's queries, or as many of it,
+    """Return which operator first made as many numbers of the type of a kernel's queries, or any,
     if that is new.
     """
     queries = next(evidence.ran.given_as(0, (kernel,)), -1)
-    for as_many in (False, True) if queries >= 0 else ():
+    for as_many in (True, False) if queries >= 0 else ():
         made = evidence.ran.allocation(evidence.ran.first_of_type(queries, as_many=as_many))
         is_no_news = is_known(evidence, made) or makes_no_more(evidence, made.origin.operator)
         if made.origin.line and not is_no_news:
