@@ -164,10 +164,10 @@ def changed_lines(
         for at, (order, news, line) in enumerate(changes):
             is_other = words.isdisjoint(_WORD.findall(line.text))
             same = said_words & _said(news)  # a number of a shape is no chance
-            signs = [meant.search(news), meant.search(line.text), line.place in at_near, same]
-            signs += [any(map(str.isdecimal, same))]
+            signs = 2 * bool(meant.search(news)) + bool(meant.search(line.text))
+            signs += (line.place in at_near) + bool(same) + any(map(str.isdecimal, same))
             moved_by = _Order.NEWS if same and order is _Order.MOVED else order
-            likely = order is _Order.SAME, -sum(map(bool, signs)), moved_by, is_other
+            likely = order is _Order.SAME, -signs, moved_by, is_other
             found.append(((*likely, is_far and not was, at // _AT_A_TIME, *function), line))
     ordered = [line for _, line in sorted(found, key=operator.itemgetter(0))]
     if names and not ordered:
@@ -550,12 +550,13 @@ def _difference(was: str, now: str) -> tuple[str, str]:
     gone = ["".join(then[start:stop]).strip(" ,") for _, start, stop, *_ in changes]
     came = ["".join(there[first:last]).strip(" ,") for *_, first, last in changes]
     note = f"  # was: {_shortened([was])}"
-    are_values = [*map(_VALUE.fullmatch, (*gone, *came))]
+    are_values = all(map(_VALUE.fullmatch, (*gone, *came)))
+    are_constants = [*map(_constants, gone)] == [[one] for one in gone]
     if not any(gone) and all(map(_is_whole, came)):
         note = f"{_CAME}{listed([*filter(None, came)])}"
-    elif all(are_values):
+    elif are_values and (are_constants or len(gone) == 1):
         named = [_named_value(then, start, stop) for _, start, stop, *_ in changes]
-        note = f"  # was: {listed(named) if named[1:] else gone[0]}"
+        note = f"  # was: {listed(named, len(named)) if named[1:] else gone[0]}"
     return note, " ".join((*gone, *came))
 
 
@@ -569,9 +570,9 @@ def _named_value(tokens: Sequence[str], start: int, stop: int) -> str:
 
 
 def _is_whole(text: str) -> bool:
-    """Tell whether a piece of a line is understood alone: an expression, or what follows one."""
+    """Tell whether a piece of a line is understood alone: arguments, or what follows a name."""
     try:
-        return bool(ast.parse(f"_{text}" if text.startswith(".") else text))
+        return bool(ast.parse(f"_{text}" if text.startswith(".") else f"_({text})"))
     except SyntaxError:
         return False
 
