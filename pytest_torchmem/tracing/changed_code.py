@@ -15,6 +15,7 @@ from collections.abc import Set as AbstractSet
 from difflib import SequenceMatcher, get_close_matches
 from enum import IntEnum
 from functools import partial
+from keyword import kwlist
 from textwrap import shorten
 from typing import NamedTuple
 
@@ -178,7 +179,8 @@ def changed_lines(
 
 def _said(text: str) -> set[str]:
     """Return the words and numbers of a text, as it does not matter how they are written."""
-    return {word.replace("_", "").lower() for word in _WORD.findall(text) if word[2:]}
+    words = (word for word in _WORD.findall(text) if word[2:])
+    return {word.replace("_", "").lower() for word in words if word.title() not in kwlist}
 
 
 def _of_called(
@@ -457,7 +459,9 @@ def _changes(
             is_alike = there[at][0] in alike and _constants(text) == _constants(was_text)
             if is_alike and known.isdisjoint(others):
                 order = _Order.SAME  # and no other variable that was there already
-            if _SETS.match(text) or _NAMED.fullmatch(news):
+            if _NAMED.fullmatch(news):
+                order = _Order.SAME
+            elif _SETS.match(text):
                 order = max(order, _Order.MOVED)
             found.append(_Change(order, news, CodeLine(file, numbers[at], text + note)))
         said = _shortened(bare[one] for one in left) if bare else counted(len(left), "line")

@@ -19,7 +19,7 @@ from pytest_torchmem.diagnosis.causes import (
 )
 from pytest_torchmem.diagnosis.difference import Row
 from pytest_torchmem.diagnosis.provenance import STANDING
-from pytest_torchmem.figures import END, HOST, PEAK
+from pytest_torchmem.figures import END, HOST, PEAK, RETAINED
 from pytest_torchmem.profile.facts import Calls, Topic
 from pytest_torchmem.profile.module_paths import have_common
 from pytest_torchmem.profile.timeline import Kind, Origin, Phase, Role
@@ -110,6 +110,8 @@ def gradients_kept(evidence: Evidence) -> Cause | None:
         there = [one.what for one in evidence.alive.groups if "forward_peak" in one.counts]
         rows = [row for row in rows if row.now in there]
     rows = [row for row in rows if not _is_new_gradient(evidence, row)]
+    if phase == "backward" and not rows and _stay_gradients(evidence):
+        rows = [*evidence.came()]  # what the backward makes is added to them
     zeroed = evidence.ran.zeroed_gradients()
     if zeroed is not None and phase == "forward" and zeroed.phase is Phase.FORWARD:
         zeroed = None  # it comes too late for it
@@ -139,6 +141,14 @@ def gradients_together(evidence: Evidence) -> Cause | None:
         return None
     rows = evidence.came(Role.GRADIENT)
     return cause("gradients together", rows, modules=" and ".join(now))
+
+
+def _stay_gradients(evidence: Evidence) -> bool:
+    """Tell whether gradients are there at the end of the forward, where there were none."""
+    sides = (evidence.known_groups, evidence.alive.groups)
+    gradients = ([one for one in side if one.what.role == Role.GRADIENT] for side in sides)
+    then, now = (sum(one.counts.get(RETAINED, 0) for one in side) for side in gradients)
+    return then == 0 < now
 
 
 def _gradients(evidence: Evidence) -> list[Row]:
