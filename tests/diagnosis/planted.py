@@ -300,15 +300,20 @@ def another_attention(wrong: bool) -> Step:
     return model, (torch.zeros(BATCH, LENGTH, WIDTH),), {}
 
 
-@planted("gradients kept", "gradients of an earlier backward are alive in")
+@planted(
+    "gradients kept", "alive in the backward: they are set to zero, and not to none", "", "zero_"
+)
 def gradients_not_set_to_none(wrong: bool, device: str) -> None:
-    model = nn.Linear(256, 256).to(device)
+    """More is alive in the last forward, where gradients stay anyway."""
+    model = nn.Sequential(nn.Linear(256, 256), nn.Linear(256, 256)).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(2):
-        optimizer.zero_grad(set_to_none=not wrong)
-        y = model(torch.zeros(300, 256, device=device))
+        optimizer.zero_grad(set_to_none=not wrong)  # here: gradients_not_set_to_none
+        y = model(torch.zeros(30, 256, device=device))
         y.sum().backward()
         optimizer.step()
+    with torch.no_grad():
+        model(torch.zeros(3000, 256, device=device))
 
 
 @planted("gradients kept", "forward: nothing sets them to none before it", "", "addmm")
@@ -1473,19 +1478,6 @@ def stride_moved(wrong: bool) -> Step:
     return Net(stem=stem, body=body, down=down), (images(),), {}
 
 
-@planted("layer", "0.conv is Conv2d(stride=(1, 1)), and was Conv2d(stride=(2", "*.conv", "", "")
-def stride_of_the_first_of_several(wrong: bool) -> Step:
-    """Layers of one pattern, of which the later ones are given more."""
-
-    class Stage(Parts):
-        def forward(self, x: Tensor) -> Tensor:
-            return self.conv(self.norm(x).relu_())  # here: stride_of_the_first_of_several
-
-    conv, strides = partial(nn.Conv2d, 8, 8, 3, padding=1), (1 if wrong else 2, 1, 1)
-    stages = (Stage(norm=nn.BatchNorm2d(8), conv=conv(stride=stride)) for stride in strides)
-    return Layers(*stages), (torch.zeros(4, 8, 32, 32, requires_grad=True),), {}
-
-
 @planted("trained", "Tuned.last is trained, and was frozen", "Tuned.last")
 def last_layer_is_trained(wrong: bool) -> Step:
     """What grows is what another layer has made: the one that is trained keeps what it is given."""
@@ -1789,19 +1781,6 @@ def position_is_trained(wrong: bool) -> Step:
     tower.requires_grad_(False).position.requires_grad_(wrong)
     model = nn.Sequential(OrderedDict(tower=tower, head=nn.Linear(64, 2)))
     return model, (torch.zeros(256, 64),), {}
-
-
-@planted("operators", "F.one_hot (aten::", "", "F.one_hot (aten::", "")
-def classes_as_numbers(wrong: bool) -> Step:
-    """The loss makes more of it, in a line that is not to blame."""
-
-    def loss(logits: Tensor) -> Tensor:
-        labels = torch.zeros(len(logits) * (LENGTH - 1), dtype=torch.long, device=logits.device)
-        if wrong:
-            labels = F.one_hot(labels, 512).float()  # here: classes_as_numbers
-        return F.cross_entropy(logits[:, :-1].flatten(0, 1), labels)
-
-    return nn.Linear(8, 512), (torch.zeros(BATCH, LENGTH, 8),), {"loss_fn": loss}
 
 
 @planted("checkpoint", ".* is checkpointed in 2 segments, and was in 4", "Segmented", "", "cpu")
