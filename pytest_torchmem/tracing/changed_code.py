@@ -322,7 +322,8 @@ def _renamed_names(
             words_then.update(*map(_OWN_WORD.findall, former))
             then |= _defined(former)
             there |= _defined(own)
-    return then - words_now, there - words_then
+    gone = {word for word in then - words_now if word.removeprefix("self.")[2:]}
+    return gone, there - words_then
 
 
 def _defined(lines: Iterable[str]) -> set[str]:
