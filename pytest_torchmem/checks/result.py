@@ -97,16 +97,17 @@ def contents(
     found, holder = all_of(now, alive, moment, profile), ""
     if (seen := watched(profile, found)) is not None:
         found = all_of(now, alive, moment, profile, seen)
-        row = found.leading_row
-        if row is not None:
-            holder = seen.holders.get(row.what, "")
-            if row.what.role in (Role.PARAMETER, Role.BUFFER, Role.GRADIENT):  # of a model
-                _, within, container = holder.partition(" in the ")
-                holder = f"the {container}" if within else ""
+    found = with_code(found, seen)
+    row = found.leading_row  # which may be one of code that changed
+    if seen is not None and row is not None:
+        holder = seen.holders.get(row.what, "")
+        if row.what.role in (Role.PARAMETER, Role.BUFFER, Role.GRADIENT):  # of a model
+            _, within, container = holder.partition(" in the ")
+            holder = f"the {container}" if within else ""
     nbytes = figures.get(figure, figures[PEAK])
-    less, row = _less(profile, figure, nbytes - most), found.leading_row
+    less = _less(profile, figure, nbytes - most)
     is_graph = holder.startswith(GRAPH) or (row is not None and row.what.role == Role.SAVED)
-    called, found = _called(now, is_graph=is_graph), with_code(found, seen)
+    called = _called(now, is_graph=is_graph)
     return PeakContents(figure, nbytes, nbytes - most, found, holder, called, less)
 
 

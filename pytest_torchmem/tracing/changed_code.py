@@ -557,7 +557,7 @@ def _difference(was: str, now: str) -> tuple[str, str]:
     note = f"  # was: {_shortened([was])}"
     are_values = all(map(_VALUE.fullmatch, (*gone, *came)))
     are_constants = [*map(_constants, gone)] == [[one] for one in gone]
-    if not any(gone) and all(map(_is_whole, came)):
+    if not any(gone) and any(came) and all(map(_is_whole, came)):
         note = f"{_CAME}{listed([*filter(None, came)])}"
     elif are_values and (are_constants or len(gone) == 1):
         named = [_named_value(then, start, stop) for _, start, stop, *_ in changes]

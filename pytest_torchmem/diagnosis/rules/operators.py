@@ -531,7 +531,9 @@ def _calls(
     if short_names(names) == shown and most_before and first.what.source == most:
         return f"{shown} makes {first.what.tensor} (at most {format_size(most_before)} before)"
     if short_names(names) == shown:
-        return f"{shown}{_makes(evidence, names, first)} is called {change}"
+        is_one = counted.now == counted.before + 1  # of many calls the largest tells nothing
+        made = _makes(evidence, names, first) if is_one else ""
+        return f"{shown}{made} is called {change}"
     return f"{short_names(names)} are called more often: {shown} {change}"
 
 
