@@ -455,12 +455,8 @@ def _changes(
                 note, news = _from_another(claims[name, numbers[at]], text)
             elif bare and len(left) == last - first == 1:
                 note, news = _difference(bare[left.pop()], text)
-            was_text = bare[pairs[at]] if at in pairs else text
-            others = Counter(_WORD.findall(text)) - Counter(_WORD.findall(was_text))
-            is_alike = there[at][0] in alike and _constants(text) == _constants(was_text)
-            if is_alike and known.isdisjoint(others):
-                order = _Order.SAME  # and no other variable that was there already
-            if _NAMED.fullmatch(news):
+            was_text, is_alike = bare[pairs[at]] if at in pairs else text, there[at][0] in alike
+            if _NAMED.fullmatch(news) or (is_alike and _is_same(text, was_text, known)):
                 order = _Order.SAME
             elif _SETS.match(text):
                 order = max(order, _Order.MOVED)
@@ -477,6 +473,12 @@ def _changes(
             line_now = CodeLine(file, number, text)
             found[first - last] = _Change(_Order.NEWS, f"{news} {said}", line_now)
     return found
+
+
+def _is_same(text: str, was: str, known: AbstractSet[str]) -> bool:
+    """Tell whether a line has other names alone, and none that was there already."""
+    others = Counter(_WORD.findall(text)) - Counter(_WORD.findall(was))
+    return _constants(text) == _constants(was) and known.isdisjoint(others)
 
 
 def _constants(text: str) -> list[str]:
