@@ -365,7 +365,7 @@ CODE = {
     "freed late": r"hook|\.grad\b",
     "emptied": r"empty_cache|collect",
     "tied": r"\btie|weight|Parameter",
-    "optimizer": r"foreach|fused|optim|lr=",
+    **dict.fromkeys(("optimizer", Role.OPTIMIZER_STATE), r"foreach|fused|optim|lr="),
     "moved away": r"\.(to|cpu|cuda)\(|offload",
     "twice": r"deepcopy|\bcopy|load",
     **dict.fromkeys(("new tensor", Role.BUFFER), r"register_|Parameter|buffer"),
@@ -373,7 +373,6 @@ CODE = {
     Role.SAVED: rf"backward|checkpoint|no_grad|{_KEEPING}",
     Role.ACTIVATION: _RECORDING,
     Role.PARAMETER: _TYPES,
-    Role.OPTIMIZER_STATE: r"optim|Adam|SGD|Lion|momentum",
 }
 """By rules, and roles of what no rule explains, the patterns of code that makes such a growth:
 which of the lines that changed are shown first."""

@@ -156,6 +156,8 @@ def _text(told: Sequence[Told], advice: Iterable[str], most: int, *, verbose: bo
     if verbose:
         shown = [one.text(most=len(one.rows)) for one in each]
         return _shown([*heads, *filter(None, shown), *sections, *figures, *advice])
+    if told[1:] and _lines([*heads, *sections, *advice]) > most - _ONE_ROW:
+        sections = told[0].sections
     left = most - _lines([*heads, *sections, *advice])
     if rows.rows and left - _lines(figures) < _FEWEST_LINES:
         of = f" of {told[0].where}" if told[1:] else ""  # the headlines have those of others

@@ -362,11 +362,11 @@ def _with_names(
     had, or with texts that modules' names have now and had not.
     """
     is_python = name.partition(": ")[0].endswith(".py")
-    quote = r"(?:['\"]|Namespace\(|\bdict\()" if is_python else ""
     some = "|".join(map(re.escape, (*names.values(), *gone)))
-    former = re.compile(rf"{quote}(.*\b)?({some})\b")
+    former = re.compile(rf"(?<!\w)({some})\b")
     for number, line in lines.items():
-        told = [f"nothing is called {found[2]} now" for found in former.finditer(line[2:])]
+        texts = " ".join(_TEXTS.findall(line[2:])) if is_python else line[2:]
+        told = [f"nothing is called {found} now" for found in former.findall(texts)]
         for text in _TEXT.findall(line[2:]):
             now = next((new for new, old in names.items() if text in new and text not in old), "")
             told += [f"which is in the name {now} now"] if now else []
