@@ -20,8 +20,7 @@ from pytest_torchmem.operators.libraries.onednn import (
     brgemm_conv,
     gemm_convolution,
     jit_1x1_conv,
-    jit_avx512_common_conv,
-    jit_avx512_core_bf16_conv,
+    jit_avx512_conv,
     jit_uni_dw_conv,
 )
 from pytest_torchmem.operators.libraries.onednn.problem import Primitive, Problem, Sizes
@@ -34,10 +33,9 @@ _FORWARD: Sequence[Kernel] = (
     brgemm_conv.forward,
     jit_uni_dw_conv.forward,
     jit_1x1_conv.forward,
-    jit_avx512_common_conv.forward,
-    jit_avx512_core_bf16_conv.forward,
+    jit_avx512_conv.forward,
     partial(brgemm_conv.forward, avx2=True),
-    jit_avx512_common_conv.forward_of_avx2,
+    jit_avx512_conv.forward_of_avx2,
     gemm_convolution.forward,
 )
 _BACKWARD_DATA: Sequence[Kernel] = (
@@ -45,19 +43,17 @@ _BACKWARD_DATA: Sequence[Kernel] = (
     brgemm_conv.backward_data_strided,
     jit_uni_dw_conv.backward_data,
     jit_1x1_conv.backward_data,
-    jit_avx512_common_conv.backward_data,
-    jit_avx512_core_bf16_conv.backward_data,
+    jit_avx512_conv.backward_data,
     partial(brgemm_conv.backward_data, avx2=True),
     partial(brgemm_conv.backward_data_strided, avx2=True),
-    jit_avx512_common_conv.backward_data_of_avx2,
+    jit_avx512_conv.backward_data_of_avx2,
     gemm_convolution.backward_data,
 )
 _BACKWARD_WEIGHTS: Sequence[Kernel] = (
     jit_uni_dw_conv.backward_weights,
     jit_1x1_conv.backward_weights,
-    jit_avx512_common_conv.backward_weights,
-    jit_avx512_core_bf16_conv.backward_weights,
-    jit_avx512_common_conv.backward_weights_of_avx2,
+    jit_avx512_conv.backward_weights,
+    jit_avx512_conv.backward_weights_of_avx2,
     gemm_convolution.backward_weights,
 )
 _DECONVOLUTION: Sequence[Kernel] = (
