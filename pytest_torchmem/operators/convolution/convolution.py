@@ -1,9 +1,15 @@
 """``aten::convolution`` and its backward: one kernel to a trace, whichever library takes it.
 
 native/Convolution.cpp (``_convolution``, ``convolution_backward``). On the CPU oneDNN takes it, or
-ATen's own kernels do; on a GPU cuDNN (native/cudnn/ConvShared.cpp, Conv_v8.cpp), whose plan takes a
-workspace without limit that it alone knows, or ATen's kernels (DepthwiseConv2d.cu,
-ConvolutionMM2d.cu, NaiveConvolutionTranspose2d.cu, NaiveDilatedConvolution.cu).
+ATen's own kernels do; on a GPU cuDNN, whose plan takes a workspace without limit that it alone
+knows, or ATen's kernels (DepthwiseConv2d.cu, ConvolutionMM2d.cu, NaiveConvolutionTranspose2d.cu,
+NaiveDilatedConvolution.cu).
+
+What ATen copies for cuDNN is in native/cudnn/ConvShared.cpp (``cudnn_convolution_forward_out``,
+``cudnn_convolution_backward`` and what they call). A workspace is asked of the allocator at every
+call and given back after it (``run_conv_plan`` of Conv_v8.cpp). With
+``torch.backends.cudnn.benchmark`` a first call asks for the largest of all candidates
+(``get_plans_from_find``), and the later ones for that of the fastest.
 
 At the end convolutions of one library, where they are called by themselves.
 """
@@ -14,12 +20,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from pytest_torchmem.cudnn.questions import ConvolutionQuestion, Operand
 from pytest_torchmem.operators.calls import ConvolutionSettings
 from pytest_torchmem.operators.convolution import choice, columns
-from pytest_torchmem.operators.convolution import cudnn as on_cudnn
-from pytest_torchmem.operators.convolution.choice import as_images
+from pytest_torchmem.operators.convolution.choice import as_images, cuda_format
 from pytest_torchmem.operators.elementwise import sum_buffers
-from pytest_torchmem.operators.libraries.nvidia import Cudnn
+from pytest_torchmem.operators.libraries.nvidia import Cudnn, operand, prefers_mode_b
 from pytest_torchmem.operators.registry import OperatorKind, aten, operator
 from pytest_torchmem.operators.workspace import (
     ALL,
@@ -28,15 +34,24 @@ from pytest_torchmem.operators.workspace import (
     Workspace,
     asked_for,
     beyond,
+    bounded,
     by_onednn,
     contiguous_copy,
     dense_bytes,
     laid_out,
     like,
     passing,
+    suggested_format,
+    told,
+    unknown,
 )
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import REFERENCE, Host
+from pytest_torchmem.torch_private.settings import (
+    is_deterministic_convolution,
+    precision,
+    tries_all,
+)
 
 _forward = operator("aten::convolution", "aten::_convolution", kind=OperatorKind.LEAF)
 _backward = operator("aten::convolution_backward", kind=OperatorKind.LEAF)
@@ -145,7 +160,7 @@ def convolution_on_cuda(
         return result
     if not choice.uses_cudnn(input) and _is_made_like(input, result, settings):
         return like(result, (input.numel(),))[: result.numel()].view(result.shape)
-    return laid_out(result, choice.cuda_format(input, weight))
+    return laid_out(result, cuda_format(input, weight))
 
 
 class ConvolutionBackward(NamedTuple):
@@ -172,7 +187,7 @@ def convolution_backward_on_cpu(
 @_backward.meta("cuda")
 def convolution_backward_on_cuda(asked: ConvolutionBackward) -> tuple[Tensor | None, ...]:
     """In the library's format, whatever the gradient's is."""
-    return _gradients(asked, choice.cuda_format(asked.input, asked.weight))
+    return _gradients(asked, cuda_format(asked.input, asked.weight))
 
 
 @_backward.unread()
@@ -269,11 +284,11 @@ def workspace_on_cuda(
     if backend is choice.CudaBackend.SLOW:
         slow = columns.OnCuda(machine, input, weight, output, settings)
         return passing(line, *slow.forward(bias is not None))
-    wanted = choice.cuda_format(input, weight)
+    wanted = cuda_format(input, weight)
     copied = contiguous_copy(input, wanted)
     input = laid_out(input, wanted) if copied else input
-    steps = on_cudnn.forward(cudnn, input, weight, output, settings)
-    return on_cudnn.as_told(cudnn, *passing(line, copied, *steps))
+    steps = _cudnn_forward(cudnn, input, weight, output, settings)
+    return _as_told(cudnn, *passing(line, copied, *steps))
 
 
 @_backward.workspace("cuda")
@@ -306,8 +321,107 @@ def backward_workspace_on_cuda(
         of_input = passing(copies[2], Made(0)) if output_mask[0] else ()
         read = passing(copies[0], *of_weight, *of_input)
         return passing(line, *read, Made(2), *passing(*bias))
-    steps = on_cudnn.backward(cudnn, (gradient, input, weight), settings, output_mask, bias)
-    return on_cudnn.as_told(cudnn, *passing(line, *steps))
+    steps = _cudnn_backward(cudnn, (gradient, input, weight), settings, output_mask, bias)
+    return _as_told(cudnn, *passing(line, *steps))
+
+
+def _as_told(cudnn: Cudnn, *requests: Request) -> Workspace:
+    """Return the workspace of ``requests``, as sure as cuDNN's answers make it."""
+    if any(answer.nbytes is None for answer in cudnn.answers):
+        return unknown(*requests)
+    return bounded(*requests) if tries_all() else told(*requests)
+
+
+def _cudnn_forward(
+    cudnn: Cudnn, input: Tensor, weight: Tensor, output: Tensor, settings: ConvolutionSettings
+) -> tuple[Request, ...]:
+    """``cudnn_convolution`` and ``cudnn_convolution_transpose``, of images and volumes."""
+    if settings.transposed:
+        return _cudnn_input_gradient(cudnn, output, weight, input, settings)
+    wanted = suggested_format(output)
+    held, workspace = _ask_cudnn(cudnn, "forward", (input, weight, output), "wx", wanted, settings)
+    return Made(0), *passing(*held, workspace)
+
+
+def _cudnn_input_gradient(
+    cudnn: Cudnn, result: Tensor, weight: Tensor, gradient: Tensor, settings: ConvolutionSettings
+) -> tuple[Request, ...]:
+    """``cudnn_convolution_backward_input``; ``result`` has the shape of what is computed."""
+    wanted = cuda_format(gradient, weight)
+    operands = laid_out(result, wanted), weight, gradient
+    held, workspace = _ask_cudnn(cudnn, "backward_input", operands, "wy", wanted, settings)
+    return Made(0), *passing(*held, workspace)
+
+
+def _cudnn_backward(
+    cudnn: Cudnn,
+    operands: tuple[Tensor, Tensor, Tensor],
+    settings: ConvolutionSettings,
+    output_mask: Sequence[bool],
+    bias: Sequence[int],
+) -> tuple[Request, ...]:
+    """``cudnn_convolution_backward``, ``cudnn_convolution_transpose_backward``: the input's
+    gradient, then the weight's, then the bias's with what its sum takes. ``operands`` are the
+    gradient, the input and the weight.
+    """
+    gradient, input, weight = operands
+    copied, dense = 0, 0
+    if output_mask[1]:  # only then the input is made contiguous
+        copied = contiguous_copy(input, cuda_format(input, weight))
+        input = _contiguous(input, cuda_format(input, weight))
+    wanted = suggested_format(input)
+    if settings.transposed:
+        dense = contiguous_copy(gradient, wanted)
+        gradient = _contiguous(gradient, wanted)
+    elif suggested_format(gradient) != wanted:  # to(): what is only strided stays
+        dense = dense_bytes(gradient)
+        gradient = laid_out(gradient, wanted)
+    steps: tuple[Request, ...] = ()
+    if output_mask[0] and settings.transposed:
+        made = laid_out(input, cuda_format(gradient, weight))
+        plain = settings._replace(transposed=False)  # whose gradient a transposed one is
+        steps += _cudnn_forward(cudnn, gradient, weight, made, plain)
+    elif output_mask[0]:
+        steps += _cudnn_input_gradient(cudnn, input, weight, gradient, settings)
+    if output_mask[1]:
+        pair = (gradient, input) if settings.transposed else (input, gradient)
+        wanted = cuda_format(*pair)
+        given = pair[0], laid_out(weight, wanted), pair[1]
+        held, workspace = _ask_cudnn(cudnn, "backward_weight", given, "yx", wanted, settings)
+        steps += passing(*held, Made(1), workspace)
+    return *passing(copied, dense, *steps), Made(2), *passing(*bias)
+
+
+def _ask_cudnn(
+    cudnn: Cudnn,
+    direction: str,
+    operands: tuple[Tensor, Tensor, Tensor],
+    given: str,
+    wanted: torch.memory_format,
+    settings: ConvolutionSettings,
+    added: tuple[Operand, Operand] | None = None,
+    alpha: float = 1.0,
+) -> tuple[tuple[int, ...], int]:
+    """Return copies of what is ``given`` of x, w and y, and cuDNN's workspace, 0 where unknown."""
+    by_name = dict(zip("xwy", operands, strict=True))
+    held = tuple(contiguous_copy(by_name[name], wanted) for name in given)
+    for name in given:
+        by_name[name] = _contiguous(by_name[name], wanted)
+    described = cuda_format(by_name["x"], by_name["w"])
+    x, w, y = (operand(by_name[name], described) for name in "xwy")
+    padding, stride, dilation = map(tuple, (settings.padding, settings.stride, settings.dilation))
+    deterministic = is_deterministic_convolution() and added is None
+    tf32 = precision("cuda", "conv") == "tf32"  # ``at::Context::allowTF32CuDNN``
+    sides = padding, stride, dilation, deterministic, tf32, tries_all(), prefers_mode_b()
+    question = ConvolutionQuestion(direction, x, w, y, *sides, added, alpha)
+    return held, cudnn.ask(question) or 0
+
+
+def _contiguous(tensor: Tensor, memory_format: torch.memory_format) -> Tensor:
+    """Return a tensor, or a copy of its geometry, that is contiguous in a format."""
+    if tensor.is_contiguous(memory_format=memory_format):
+        return tensor
+    return torch.empty_like(tensor, memory_format=memory_format, device="meta")
 
 
 operator(*aten("cudnn_convolution cudnn_convolution_relu cudnn_convolution_add_relu")).meta("cuda")(
@@ -319,6 +433,53 @@ operator(*aten("cudnn_convolution cudnn_convolution_relu cudnn_convolution_add_r
 def transposed_convolution(input: Tensor, weight: Tensor, settings: ConvolutionSettings) -> Tensor:
     """As of ``aten::convolution``."""
     return convolution_on_cuda(input, weight, settings._replace(transposed=True))
+
+
+@operator("aten::cudnn_convolution").workspace("cuda")
+def cudnn_workspace(
+    outputs: Tensor, input: Tensor, weight: Tensor, settings: ConvolutionSettings, cudnn: Cudnn
+) -> Workspace:
+    """Copies into one format, and cuDNN's workspace."""
+    return _as_told(cudnn, *_cudnn_forward(cudnn, input, weight, outputs, settings))
+
+
+@operator("aten::cudnn_convolution_transpose").workspace("cuda")
+def workspace_of_transposed(
+    outputs: Tensor, input: Tensor, weight: Tensor, settings: ConvolutionSettings, cudnn: Cudnn
+) -> Workspace:
+    """As of ``cudnn_convolution``."""
+    return cudnn_workspace(outputs, input, weight, settings._replace(transposed=True), cudnn)
+
+
+@operator("aten::cudnn_convolution_relu", "aten::cudnn_convolution_add_relu").workspace("cuda")
+def workspace_of_fused(
+    outputs: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    settings: ConvolutionSettings,
+    cudnn: Cudnn,
+    z: Tensor | None = None,
+    alpha: float | None = None,
+) -> Workspace:
+    """Copies into one format, and cuDNN's workspace. Nothing added is the output times 0, and no
+    bias is one of zeros.
+    """
+    if input.dim() == 3:
+        return unknown()
+    wanted, zeros, factor = cuda_format(input, weight), 0, 0.0
+    if bias is None:
+        bias = like(outputs, (outputs.shape[1],))
+        zeros = dense_bytes(bias)
+    copied, term = 0, outputs
+    if z is not None:
+        factor = 1.0 if alpha is None else float(alpha)
+        copied, term = contiguous_copy(z, wanted), _contiguous(z, wanted)
+    bias = bias.view(1, -1, *(1 for _ in range(input.dim() - 2)))
+    given = (input, weight, outputs), "xw", wanted, settings
+    added = operand(term, wanted), operand(bias, wanted)
+    held, found = _ask_cudnn(cudnn, "forward", *given, added, factor)
+    return _as_told(cudnn, *passing(*held, copied, Made(0), zeros, found))
 
 
 operator("aten::slow_conv3d_forward", not_on=frozenset({"cuda"}))
