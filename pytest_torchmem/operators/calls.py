@@ -147,24 +147,6 @@ class AttentionArguments(NamedTuple):
         return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
 
 
-class AttentionLayer(NamedTuple):
-    """Those of ``aten::_native_multi_head_attention``."""
-
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    embed_dim: int
-    num_head: int
-    qkv_weight: Tensor
-    qkv_bias: Tensor
-    proj_weight: Tensor
-    proj_bias: Tensor
-    mask: Tensor | None = None
-    need_weights: bool = True
-    average_attn_weights: bool = True
-    mask_type: int | None = None
-
-
 class ConvolutionSettings(NamedTuple):
     """Those of ``aten::convolution`` and its backward that are no tensors; ``ConvParams``."""
 
@@ -243,8 +225,8 @@ class Binding:
             if name in self._position_of:
                 self._position_of.setdefault(other, self._position_of[name])
         self._getters = {
-            name: self._getter(name, default, _group(function, annotation))
-            for name, annotation, default in _parameters(function)
+            one.name: self._getter(one.name, one.default, _group(function, one.annotation))
+            for one in _parameters(function)
         }
 
     def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any], **besides: Any) -> Any:
@@ -306,25 +288,20 @@ class InOrder:
 Bound = Binding | InOrder
 
 
-def _group(function: Callable[..., Any], annotation: str) -> type[Any] | None:
-    """Return the named tuple that a parameter is annotated with, None for other annotations."""
-    found = getattr(function, "__globals__", {}).get(annotation)
+def _group(function: Callable[..., Any], annotation: Any) -> type[Any] | None:
+    """Return the named tuple that a parameter is annotated with, perhaps by its name; None for
+    other annotations.
+    """
+    name = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
+    found = getattr(function, "__globals__", {}).get(name)
     is_group = isinstance(found, type) and issubclass(found, tuple) and hasattr(found, "_fields")
     return found if is_group else None
 
 
-def _parameters(function: Callable[..., Any]) -> list[tuple[str, str, Any]]:
-    """Return the names, annotations and defaults of a function's parameters.
-
-    Raises ``Unbindable`` for ``*args`` and ``**kwargs``.
-    """
-    parameters = inspect.signature(function).parameters.values()
+def _parameters(function: Callable[..., Any]) -> Sequence[inspect.Parameter]:
+    """Return a function's parameters; raises ``Unbindable`` for ``*args`` and ``**kwargs``."""
+    parameters = list(inspect.signature(function).parameters.values())
     for one in parameters:
         if one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD):
             raise Unbindable(f"{function.__qualname__} takes {one}: name what it uses")
-    return [(one.name, _name_of(one.annotation), one.default) for one in parameters]
-
-
-def _name_of(annotation: Any) -> str:
-    """Return the name of a class, which may not be evaluated; "" or any text for others."""
-    return annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
+    return parameters

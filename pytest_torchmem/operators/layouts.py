@@ -315,10 +315,9 @@ operator(
 )
 # Made of the indices and values that are given.
 operator("aten::_sparse_coo_tensor_with_dims_and_tensors", kind=OperatorKind.NATIVE)
-_diagonals = operator("aten::_spdiags", not_on=frozenset({"cuda"}))
 
 
-@_diagonals.decomposition("cpu")
+@operator("aten::_spdiags", not_on=frozenset({"cuda"})).decomposition("cpu")
 def of_diagonals(
     diagonals: Tensor, offsets: Tensor, shape: Sequence[int], layout: torch.layout | None
 ) -> Tensor:

@@ -6,7 +6,7 @@ native/transformers/attention.cpp, cuda/attention.cu, and transformer.cpp
 """
 
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as functional
@@ -14,15 +14,10 @@ from torch import Tensor
 
 from pytest_torchmem.errors import UnsupportedOperatorError
 from pytest_torchmem.operators.attention.dot_product import FLASH, MATH, choose, choose_nested
-from pytest_torchmem.operators.calls import (
-    AttentionArguments,
-    AttentionLayer,
-    CompositeCall,
-    GivenCall,
-)
+from pytest_torchmem.operators.calls import AttentionArguments, CompositeCall, GivenCall
 from pytest_torchmem.operators.layouts import NestedTensors, sizes_on_gpu
 from pytest_torchmem.operators.registry import operator
-from pytest_torchmem.operators.workspace import contiguous_copy, like
+from pytest_torchmem.operators.workspace import CONTIGUOUS, copied, like
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.torch_private.kernels import run_cpu_kernel
 from pytest_torchmem.torch_private.tensors import nested_sizes
@@ -34,6 +29,24 @@ _projection = operator("aten::_transform_bias_rescale_qkv")
 _projection_of_dense: Any = _aten._transform_bias_rescale_qkv.default
 
 
+class AttentionLayer(NamedTuple):
+    """What the layer is given, by the names of the schema's arguments."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    embed_dim: int
+    num_head: int
+    qkv_weight: Tensor
+    qkv_bias: Tensor
+    proj_weight: Tensor
+    proj_bias: Tensor
+    mask: Tensor | None = None
+    need_weights: bool = True
+    average_attn_weights: bool = True
+    mask_type: int | None = None
+
+
 @_attention.decomposition("cpu")
 def by_kernel(call: GivenCall) -> Any:
     """C++ that calls operators; native/transformers/attention.cpp, native_multi_head_attention_cpu;
@@ -42,10 +55,8 @@ def by_kernel(call: GivenCall) -> Any:
     return run_cpu_kernel(call.overload, *call.args, **call.kwargs)
 
 
-@_projection.workspace("cpu")
-def dense_projection(qkv: Tensor, qkv_bias: Tensor) -> int:
-    """Copies of what is not dense; transform_bias_rescale_qkv_cpu."""
-    return contiguous_copy(qkv) + contiguous_copy(qkv_bias)
+# Copies of what is not dense; transform_bias_rescale_qkv_cpu.
+_projection.workspace("cpu")(copied(qkv=CONTIGUOUS, qkv_bias=CONTIGUOUS))
 
 
 @_attention.path("cuda")
@@ -95,7 +106,6 @@ def _attend(layer: AttentionLayer, q: Tensor, k: Tensor, v: Tensor) -> Tensor | 
 
 
 def _averaged(weights: Tensor | None, layer: AttentionLayer) -> Tensor | None:
-    """Return the weights as a program gets them."""
     if weights is None or not layer.average_attn_weights:
         return weights
     return weights.sum(1).div_(layer.num_head)
