@@ -6,7 +6,8 @@ kernel of, by torch's own derivatives.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -64,10 +65,11 @@ def gradients_of(
         ]
 
 
-def run_plainly(function: Callable[..., Any], *args: Any) -> Any:
-    """Run a function as on a thread that has no trace and no autocast, without gradients."""
+@contextmanager
+def plainly() -> Iterator[None]:
+    """Run operators as on a thread that has no trace and no autocast, without gradients."""
     with with_autograd(), torch.no_grad():
-        return function(*args)
+        yield
 
 
 def differentiated_by(
@@ -223,7 +225,6 @@ _LARGEST_IN_REGISTERS = 1024
 _BYTES_IN_REGISTERS = 4096
 
 softmax_backward = operator("aten::_softmax_backward_data")
-log_softmax_backward = operator("aten::_log_softmax_backward_data")
 _WITH_FLOAT_RESULT = {
     _aten.softmax.int: _aten._softmax.default,
     _aten.log_softmax.int: _aten._log_softmax.default,
@@ -258,7 +259,9 @@ _with_float("_log_softmax")
 
 # ``host_softmax``, ``host_softmax_backward``, and as much on the CPU.
 operator("aten::_softmax", "aten::_log_softmax").workspace()(copied(input=CONTIGUOUS))
-log_softmax_backward.workspace()(copied(grad_output=CONTIGUOUS, output=CONTIGUOUS))
+operator("aten::_log_softmax_backward_data").workspace()(
+    copied(grad_output=CONTIGUOUS, output=CONTIGUOUS)
+)
 softmax_backward.workspace("cpu")(copied(grad_output=CONTIGUOUS, output=CONTIGUOUS))
 
 

@@ -197,7 +197,6 @@ def cudnn_backward_values(
 
 _forward = operator("aten::native_batch_norm", "aten::_native_batch_norm_legit")
 _backward = operator("aten::native_batch_norm_backward", "aten::batch_norm_backward")
-operator("aten::batch_norm_backward", not_in_key=("reserve",))
 operator(  # what cuDNN keeps for the backward; native/cudnn/BatchNorm.cpp
     "aten::_batch_norm_with_update", "aten::_batch_norm_with_update_functional", library_output=3
 )
@@ -401,7 +400,7 @@ def backward_workspace_on_cuda(
     return (statistics, each, each, Made(1), Made(2), one, ALL)
 
 
-@operator("aten::batch_norm_backward").workspace("cuda")
+@operator("aten::batch_norm_backward", not_in_key=("reserve",)).workspace("cuda")
 def with_update_backward_workspace_on_cuda(
     norm: BatchNormBackward, save_var: Tensor | None
 ) -> Workspace | tuple[Request, ...]:
@@ -467,12 +466,6 @@ def sums_of_blocks(input: Tensor, grad_out: Tensor | None = None) -> Workspace |
     if all(map(is_channels_innermost_on_cuda, read)):
         return staging(input, 4 if grad_out is None else 2)
     return () if all(one.is_contiguous() for one in read) else unknown()
-
-
-operator(
-    *aten("batch_norm_gather_stats_with_counts batch_norm_elemt batch_norm_backward_elemt"),
-    takes_nothing=frozenset({"cuda"}),
-)
 
 
 @_statistics.meta()

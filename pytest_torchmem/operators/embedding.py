@@ -264,9 +264,8 @@ _ROWS_PER_THREAD = 10
 _BLOCK = 1024
 _ATOMIC_BLOCKS = 4
 
-operator(
-    "aten::embedding_renorm", kind=OperatorKind.LEAF
-)  # for every backend, reading and writing data
+# Registered for every backend, and reading and writing data all the same.
+operator("aten::embedding_renorm", kind=OperatorKind.LEAF)
 _backward = operator("aten::embedding_dense_backward")
 _backward.workspace("cpu")(copied(grad_output=CONTIGUOUS, indices=CONTIGUOUS))
 

@@ -161,9 +161,8 @@ def prefix_sum_of_mask(input: Tensor, mask: Tensor, source: Tensor) -> tuple[int
 _MASKS = (torch.bool, torch.uint8)
 
 operator(
-    *aten(
-        "index.Tensor _unsafe_index.Tensor index_put_ index_put _unsafe_index_put _index_put_impl_"
-    ),
+    *aten("index.Tensor _unsafe_index.Tensor index_put_ index_put"),
+    *aten("_unsafe_index_put _index_put_impl_"),
     masks=True,
     across_devices=True,
 )
@@ -262,7 +261,7 @@ def put_in_order(
     """
     given = [index for index in indices if index is not None]
     number, kept = _number(given), _unindexed(input, indices)
-    widened = [dense_bytes(index, torch.int64) for index in given if index.dtype == torch.int32]
+    widened = [*map(_index, given)]
     given_back = (-nbytes for nbytes in (*widened, *owned))
     linear = (*widened, *_linear_index(gpu, given, checked), *given_back)
     # ``hasContiguousSubspace``, TensorAdvancedIndexingUtils.h: not all indices stand together.
@@ -324,9 +323,7 @@ def _dense_indices(indices: Sequence[Tensor]) -> tuple[int, ...]:
     ``AdvancedIndex``, ``all_strides_match``.
     """
     shape = torch.broadcast_shapes(*(found.shape for found in indices)) if indices else ()
-    widened = tuple(
-        dense_bytes(found, torch.int64) if found.dtype == torch.int32 else 0 for found in indices
-    )
+    widened = tuple(map(_index, indices))
     strides = {found.expand(shape).stride() for found in indices}
     if len(indices) < 2 or len(strides) == 1:
         return widened
@@ -340,18 +337,14 @@ def _positions(gpu: Gpu, masks: Sequence[Tensor], number: int) -> tuple[int, ...
     return tuple(chain(*(positions_of(gpu, mask, number) for mask in masks)))
 
 
-def _index(index: object) -> int:
+def _index(index: Tensor) -> int:
     """Indices of 32 bits are widened."""
-    if isinstance(index, Tensor) and index.dtype == torch.int32:
-        return index.numel() * LONG
-    return 0
+    return dense_bytes(index, torch.int64) if index.dtype == torch.int32 else 0
 
 
 def _float_buffer(written: Tensor) -> int:
     """A 16-bit tensor that is written to is held in float meanwhile."""
-    if written.dtype in HALVES:
-        return written.numel() * torch.float32.itemsize
-    return 0
+    return dense_bytes(written, torch.float32) if written.dtype in HALVES else 0
 
 
 class Scatter(NamedTuple):
@@ -457,10 +450,7 @@ def mean_counts(input: Tensor, source: Tensor) -> tuple[int, int, int]:
     return (dense_bytes(source), dense_bytes(input), input.numel())
 
 
-operator("aten::index_select", unknown_outputs=UnknownOutputs.CARRIED)
-
-
-@operator("aten::index_select").workspace("cpu")
+@operator("aten::index_select", unknown_outputs=UnknownOutputs.CARRIED).workspace("cpu")
 def index_select(outputs: Tensor, input: Tensor, dim: int, index: Tensor) -> int:
     """Along the second dimension the input has to be dense; index_select_out_cpu_."""
     copied = contiguous_copy(index)

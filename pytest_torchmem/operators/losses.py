@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pytest_torchmem.operators.activations import gradients_of, run_plainly
+from pytest_torchmem.operators.activations import gradients_of, plainly
 from pytest_torchmem.operators.calls import CompositeCall
 from pytest_torchmem.operators.elementwise import partial_results, sum_buffers
 from pytest_torchmem.operators.reduction import mean
@@ -329,7 +329,8 @@ def losses_and_gradient_values(given: Sequences) -> tuple[Any, ...]:
         rest = (*map(list, lengths), blank, zero_infinity)
         return torch.ops.aten._ctc_loss.default(log_probs, targets, *rest)[0]
 
-    losses = run_plainly(run, given.log_probs)
+    with plainly():
+        losses = run(given.log_probs)
     return losses, gradients_of(run, [given.log_probs], [torch.ones_like(losses)])[0]
 
 

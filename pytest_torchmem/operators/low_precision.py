@@ -53,9 +53,6 @@ def scaled_into(input: Tensor, mat2: Tensor, out: Tensor) -> Tensor:
     return out.resize_(input.shape[0], mat2.shape[1])
 
 
-operator(  # native/cuda/int4mm.cu
-    *aten("_convert_weight_to_int4pack _weight_int4pack_mm"), takes_nothing=frozenset({"cuda"})
-)
 _LANES = (8, 4)
 """Rows and columns of the lanes of a warp, over its tile of 8 rows and 16 columns."""
 

@@ -223,6 +223,11 @@ _TAKE_NOTHING = (
         _conj_physical _cudnn_init_dropout_state _transform_bias_rescale_qkv
         _convert_indices_from_coo_to_csr _convert_indices_from_csr_to_coo
     """),
+    # native/cuda/Normalization.cu, int4mm.cu
+    (("cuda",), """
+        batch_norm_gather_stats_with_counts batch_norm_elemt batch_norm_backward_elemt
+        _convert_weight_to_int4pack _weight_int4pack_mm
+    """),
     # native/cuda/Shape.cu; on the CPU parts of another type than the result are converted
     (("cuda",), "cat stack"),
     # native/GridSampler.cpp, native/nested/NestedTensorBackward.cpp
@@ -416,7 +421,6 @@ def _bytes(tensor: Tensor) -> int:
 
 
 def _sizes(matrix: Tensor) -> tuple[int, int, int]:
-    """Return the number of matrices, their rows and their columns."""
     *batch, rows, columns = matrix.shape
     return math.prod(batch), rows, columns
 

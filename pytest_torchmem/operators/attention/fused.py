@@ -136,21 +136,20 @@ def sdpa_efficient_backward(
     machine: Gpu, grad_out_: Tensor | None, attention: AttentionArguments
 ) -> Workspace:
     """``_efficient_attention_backward``, with heads and length exchanged."""
-    query, key, value = attention[:3]
-    batch, heads, queries, size = query.shape
-    shape = Shape(batch, heads, queries, key.shape[2], size, value.shape[3])
-    copy = contiguous_copy(None if grad_out_ is None else grad_out_.transpose(1, 2))
-    return efficient_backward_bytes(machine, query.dtype, shape, attention.dropout_p > 0, copy)
+    query, key, value = (one.transpose(1, 2) for one in attention[:3])
+    turned = attention._replace(query=query, key=key, value=value)
+    gradient = None if grad_out_ is None else grad_out_.transpose(1, 2)
+    return efficient_backward(machine, gradient, turned)
 
 
 @operator("aten::_efficient_attention_backward").workspace("cuda")
 def efficient_backward(
     machine: Gpu,
-    grad_out_: Tensor,
+    grad_out_: Tensor | None,
     attention: AttentionArguments,
-    cu_seqlens_q: Tensor | None,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
+    cu_seqlens_q: Tensor | None = None,
+    max_seqlen_q: int = 0,
+    max_seqlen_k: int = 0,
 ) -> Workspace:
     """attention_backward.cu, ``_efficient_attention_backward``."""
     query, key, value = attention[:3]
@@ -230,8 +229,6 @@ def _flash_forward(gpu: Gpu, query: Tensor, key: Tensor, splits: int = 0) -> tup
 
 
 class _Flash(NamedTuple):
-    """Tensors of a backward of flash attention."""
-
     grad_out: Tensor
     query: Tensor
     key: Tensor

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from pytest_torchmem.operators.activations import gradients_of, run_plainly
+from pytest_torchmem.operators.activations import gradients_of, plainly
 from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.operators.workspace import asked_for
 from pytest_torchmem.step.generators import current_generator, forward_draws
@@ -115,7 +115,8 @@ def results(
 ) -> tuple[Tensor, Any, Tensor]:
     """Return output and sums of ``function``, and the number that stands for the random state."""
     number = forward_draws().keep() if by.dropout_p else 0
-    output, sums = run_plainly(function, by._replace(generator=current_generator()))
+    with plainly():
+        output, sums = function(by._replace(generator=current_generator()))
     return output, sums, torch.tensor(number, dtype=torch.int64)
 
 

@@ -186,11 +186,6 @@ class Convolution(NamedTuple):
         rule = onednn_format if self.uses_onednn() else native_cpu_format
         return rule(self.input, self.weight)
 
-    @property
-    def channels_last(self) -> bool:
-        """Whether operands are brought into channels last."""
-        return self.memory_format != torch.contiguous_format
-
     def uses_onednn(self) -> bool:
         """``ConvParams::use_mkldnn``: not for small single images."""
         machine, input, weight, settings = self.machine, self.input, self.weight, self.settings

@@ -24,7 +24,7 @@ from pytest_torchmem.operators.libraries.onednn import (
     jit_uni_dw_conv,
 )
 from pytest_torchmem.operators.libraries.onednn.problem import Primitive, Problem, Sizes
-from pytest_torchmem.operators.workspace import FLOAT, booked, contiguous_copy
+from pytest_torchmem.operators.workspace import CONTIGUOUS, FLOAT, booked, contiguous_copy
 
 Kernel = Callable[[Problem], Primitive | None]
 
@@ -146,7 +146,7 @@ def _problem(call: Convolution, result: Tensor) -> Problem:
         dilation=_deep(call.settings.dilation, 1),
         padding=_deep(call.settings.padding, 0),
         bias=call.bias,
-        channels_last=call.channels_last,
+        channels_last=call.memory_format != CONTIGUOUS,
     )
 
 

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.operators.checks import dtype_in_cpp
+from pytest_torchmem.operators.elementwise import in_arguments
 from pytest_torchmem.operators.registry import DEVICES, OperatorKind, Operators, operator
-from pytest_torchmem.operators.workspace import suggested_format
+from pytest_torchmem.operators.workspace import dense_bytes, suggested_format
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
 from pytest_torchmem.torch_private.distributed import (
@@ -74,8 +75,8 @@ def describe() -> None:
         if name.startswith(_SENDS + _REDUCES_PARTS):
             on = DEVICES if name.startswith(_SENDS) else ("cuda",)
             operator(name, work_holds=frozenset(on))
-        if name.endswith("_tensor_out"):
-            operator(name).meta()(_written)
+        if name.endswith("_tensor_out"):  # torch's own functions make another tensor
+            operator(name).meta()(lambda out: out)
         checks = _functional_sent if name.startswith(_FUNCTIONAL) else _OF_GLOO.get(name)
         if checks is not None:
             operator(name).check("cpu")(checks)
@@ -84,12 +85,14 @@ def describe() -> None:
     operator(_GATHERS).check("cuda")(_gathered_by_nccl)
     operator(_SCATTERS).check("cuda")(_scattered_by_nccl)
     operator(_EXCHANGES).check("cuda")(_exchanged_by_nccl)
-    present(*_WITHOUT_META).meta()(_nothing)
-    present(_LISTS).meta()(_lists)
+    present(*_WITHOUT_META).meta()(in_arguments)
+    present(_LISTS).meta()(lambda output_lists: (output_lists, None))  # and work
     flattens = present(
         _FLATTENS, takes_nothing=frozenset({"cpu"}), source="ProcessGroupNCCL.cpp, reduce_scatter"
     )
-    flattens.workspace("cuda")(_flattened)
+    flattens.workspace("cuda")(  # all inputs in one tensor; ``newLikeFlat``
+        lambda input_tensors: sum(map(dense_bytes, input_tensors[0]))
+    )
 
 
 def _moved_shard(input: Tensor, gather_dim: int, shard_dim: int, group_name: str) -> Tensor:
@@ -104,25 +107,6 @@ def _moved_shard(input: Tensor, gather_dim: int, shard_dim: int, group_name: str
     received = _functional.all_to_all_single(sent, parts, parts, group_name)
     whole: Tensor = _functional.wait_tensor(received).movedim(0, gather_dim).contiguous()
     return whole.view(sizes)
-
-
-def _written(out: Tensor) -> Tensor:
-    """What is returned is ``out``; torch's own functions make another tensor."""
-    return out
-
-
-def _nothing() -> None:
-    """No storage is made."""
-
-
-def _lists(output_lists: Sequence[Sequence[Tensor]]) -> tuple[Any, None]:
-    """The outputs, and work."""
-    return output_lists, None
-
-
-def _flattened(input_tensors: Sequence[Sequence[Tensor]]) -> int:
-    """All inputs in one tensor; ``newLikeFlat``."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in input_tensors[0])
 
 
 _OF_TENSORS = ("c10d::allreduce_", "c10d::broadcast_", "c10d::reduce_")

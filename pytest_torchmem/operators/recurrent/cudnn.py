@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pytest_torchmem.operators.activations import gradients_of, run_plainly
+from pytest_torchmem.operators.activations import gradients_of, plainly
 from pytest_torchmem.operators.calls import CompositeCall, RecurrentSettings, Trace
 from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.operators.workspace import (
@@ -276,11 +276,6 @@ def _is_recorded(machine: Gpu) -> bool:
 
 _rnn = operator("aten::_cudnn_rnn", library_output=3, not_in_key=("dropout_state",))
 _rnn_backward = operator("aten::_cudnn_rnn_backward", not_in_key=("dropout_state", "reserve"))
-_dropout_state = operator(
-    "aten::_cudnn_init_dropout_state",
-    library_state=True,
-    not_in_key=("dropout", "train", "dropout_seed", "dtype", "layout"),
-)
 
 
 class Layer(NamedTuple):
@@ -314,7 +309,7 @@ def outputs(
     """
     input, hx = layer.input, layer.hx
     hidden, layers = settings.hidden_size, settings.num_layers * settings.directions
-    out = settings.proj_size or hidden
+    out = _output_size(settings)
     steps, batch, _ = extent(input, settings)
     if settings.batch_sizes:
         output = input.new_empty((input.size(0), out * settings.directions))
@@ -409,7 +404,11 @@ def _by_step(tensor: Tensor, settings: RecurrentSettings) -> int:
     return contiguous_copy(tensor.transpose(0, 1) if settings.transposes else tensor)
 
 
-@_dropout_state.meta("cuda")
+@operator(
+    "aten::_cudnn_init_dropout_state",
+    library_state=True,
+    not_in_key=("dropout", "train", "dropout_seed", "dtype", "layout"),
+).meta("cuda")
 def state_of_dropout() -> Tensor:
     """Its size is that of the buffer that is kept."""
     return torch.empty((0,), dtype=torch.uint8, device="meta")
@@ -436,7 +435,8 @@ def forward(layer: Layer, settings: RecurrentSettings) -> tuple[Any, ...]:
     """Output and states; the generator's state stands where cuDNN keeps what it needs."""
     drops = settings.dropout and settings.train
     state = state_of(current_generator()) if drops else torch.empty(0, dtype=torch.uint8)
-    found = run_plainly(_layers, layer, settings, state)
+    with plainly():
+        found = _layers(layer, settings, state)
     return (*found, *[None] * (3 - len(found)), state, None)
 
 
@@ -465,19 +465,16 @@ class Gates(NamedTuple):
     hidden_bias: Tensor | None
 
 
-def _lstm(given: Gates, cx: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    gates = given.input_gates + given.hidden_gates
-    if given.input_bias is not None and given.hidden_bias is not None:
-        gates = gates + given.input_bias + given.hidden_bias
-    enter, forget, cell, leave = gates.chunk(4, 1)
-    cy = forget.sigmoid() * cx + enter.sigmoid() * cell.tanh()
-    return leave.sigmoid() * cy.tanh(), cy, gates
-
-
 @operator("aten::_thnn_fused_lstm_cell").values()
-def lstm_cell(gates: Gates, cx: Tensor) -> Any:
+def lstm_cell(given: Gates, cx: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Both states, and the gates as the backward needs them; native/cuda/RNN.cu."""
-    return run_plainly(_lstm, gates, cx)
+    with plainly():
+        gates = given.input_gates + given.hidden_gates
+        if given.input_bias is not None and given.hidden_bias is not None:
+            gates = gates + given.input_bias + given.hidden_bias
+        enter, forget, cell, leave = gates.chunk(4, 1)
+        cy = forget.sigmoid() * cx + enter.sigmoid() * cell.tanh()
+        return leave.sigmoid() * cy.tanh(), cy, gates
 
 
 @operator("aten::_thnn_fused_lstm_cell_backward_impl").values()
@@ -499,21 +496,18 @@ def lstm_cell_backward(
     return gates, of_cell, of_bias
 
 
-def _gru(given: Gates, hx: Tensor) -> tuple[Tensor, Tensor]:
-    input_gates, hidden_gates, input_bias, hidden_bias = given
-    if input_bias is not None and hidden_bias is not None:
-        input_gates, hidden_gates = input_gates + input_bias, hidden_gates + hidden_bias
-    from_input, from_hidden = input_gates.chunk(3, 1), hidden_gates.chunk(3, 1)
-    reset, update = from_input[0] + from_hidden[0], from_input[1] + from_hidden[1]
-    new = (from_input[2] + reset.sigmoid() * from_hidden[2]).tanh()
-    workspace = torch.cat([reset, update, from_input[2], hx, from_hidden[2]], 1)
-    return new + update.sigmoid() * (hx - new), workspace
-
-
 @operator("aten::_thnn_fused_gru_cell").values()
-def gru_cell(gates: Gates, hx: Tensor) -> Any:
+def gru_cell(given: Gates, hx: Tensor) -> tuple[Tensor, Tensor]:
     """The state, and what the backward needs; native/cuda/RNN.cu."""
-    return run_plainly(_gru, gates, hx)
+    input_gates, hidden_gates, input_bias, hidden_bias = given
+    with plainly():
+        if input_bias is not None and hidden_bias is not None:
+            input_gates, hidden_gates = input_gates + input_bias, hidden_gates + hidden_bias
+        from_input, from_hidden = input_gates.chunk(3, 1), hidden_gates.chunk(3, 1)
+        reset, update = from_input[0] + from_hidden[0], from_input[1] + from_hidden[1]
+        new = (from_input[2] + reset.sigmoid() * from_hidden[2]).tanh()
+        workspace = torch.cat([reset, update, from_input[2], hx, from_hidden[2]], 1)
+        return new + update.sigmoid() * (hx - new), workspace
 
 
 @operator("aten::_thnn_fused_gru_cell_backward").values()
