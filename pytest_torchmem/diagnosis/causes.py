@@ -35,6 +35,7 @@ MADE = (Role.SAVED, Role.ACTIVATION, Role.HELD, Role.RECOMPUTED)
 """What the forward of a step makes."""
 KEPT = (Role.EARLIER, Role.HELD, Role.OTHER)
 """What somebody keeps, who is nearer to the cause."""
+_KEEPING_RULES = ("earlier steps", "held", "held between")
 CONVERTS = "aten::_to_copy"
 """The operator of ``Tensor.to``: what it makes has another type, or is on another device."""
 
@@ -618,9 +619,17 @@ def _in_order(evidence: Evidence) -> list[Cause]:
         weighty = [one for one in weighty if one.is_specific]
     elif _LAST not in ranks.values():
         return []  # the largest row says more than a cause of a small part
-    # Rules find in their order, which stays among causes of equal weight.
-    # What a call says does something, where an attribute may do nothing.
-    return sorted(weighty, key=lambda one: (ranks[one.rule], -one.nbytes, one.rule != "arguments"))
+    kept = {group.what.role for group in evidence.known_groups}.intersection(KEPT)
+
+    def order(one: Cause) -> tuple[float, ...]:
+        # Who keeps what nobody kept is nearer to the cause than what makes more of it.
+        role = one.row.what.role if one.row is not None else ""
+        keeps = role in KEPT and role not in kept and one.rule in _KEEPING_RULES
+        is_anew = keeps and 2 * one.nbytes >= growth
+        # What a call says does something, where an attribute may do nothing.
+        return ranks[one.rule], not is_anew, -one.nbytes, one.rule != "arguments"
+
+    return sorted(weighty, key=order)  # of equal weight in the order of the rules
 
 
 def within(pattern: str, module: str) -> bool:

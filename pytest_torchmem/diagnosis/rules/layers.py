@@ -62,6 +62,11 @@ def differing_settings(own: Layer, other: Layer) -> str:
     """Return in words how a layer differs: its class, or the settings alone of one class, or of
     two of the program's own: that one has another name says nothing.
     """
+    shared = {n: value for n, value in own.settings.items() if n in other.settings}
+    shared = {n: value for n, value in shared.items() if value != other.settings[n]}
+    shared = {n: value for n, value in shared.items() if not (is_width(n) or n.isdecimal())}
+    if own.kind != other.kind and own.is_of_torch is not other.is_of_torch and shared:
+        return f"{own.name}({', '.join(parts_of(shared))})"
     if own.kind != other.kind and (own.is_of_torch or other.is_of_torch):
         return own.text if len(own.text) + len(other.text) <= 2 * _LONG else own.name
     differ = {name for name, value in own.settings.items() if other.settings.get(name) != value}
@@ -143,6 +148,20 @@ class LayerChange(NamedTuple):
                 return inf
             found = max(found, now / was, was / now)
         return found
+
+    @property
+    def has_other_names(self) -> bool:
+        """Whether numbers of a program's own module have other names, so that none says more."""
+        own, other = self.layer.settings, self.was.settings
+        changed = dict(own.items() ^ other.items())
+        are_numbers = all(type(value) in (int, float) for value in changed.values())
+        is_none_new = own.keys() != other.keys() and len(own) == len(other)
+        return (
+            not self.is_of_torch
+            and is_none_new
+            and are_numbers
+            and not any(name in own and name in other for name in changed)
+        )
 
     @property
     def is_set_otherwise(self) -> bool:
@@ -300,7 +319,8 @@ def _largest(evidence: Evidence, name: str, *, of_torch: bool) -> Cause | None:
         is_meant = pattern not in put and (not resized or pattern in otherwise)
         for change in changes_between(before, now) if is_meant else ():
             found = _of_change(evidence, name, pattern, change, larger)
-            if found is not None and change.is_of_torch is of_torch:
+            is_meant = change.is_of_torch is of_torch and not change.has_other_names
+            if found is not None and is_meant:
                 kinds = change.layer.kind, change.was.kind
                 key = change[:2] if change.is_same_class or not of_torch else kinds
                 alike.setdefault(key, []).append((change, found))

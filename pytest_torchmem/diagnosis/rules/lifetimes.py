@@ -1,6 +1,6 @@
 """Causes in how long tensors live: what is still there that was not."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from pytest_torchmem.diagnosis.causes import (
     GRAPH,
@@ -23,6 +23,7 @@ from pytest_torchmem.figures import END, HOST, PEAK, RETAINED
 from pytest_torchmem.profile.facts import Calls, Topic
 from pytest_torchmem.profile.module_paths import have_common
 from pytest_torchmem.profile.timeline import Kind, Origin, Phase, Role
+from pytest_torchmem.snapshots.alive import What
 
 _FORWARD = ("forward_peak", "retained")
 _OF_GRAPHS = (Role.EARLIER, Role.HELD, Role.SAVED)
@@ -221,16 +222,21 @@ def earlier_steps(evidence: Evidence) -> Cause | None:
     if rows and evidence.new_operators.issuperset(row.what.source for row in rows):
         when = "in an earlier step" if in_step else "before this step"  # no others were freed
         made = f"{rows[0].what.source} is new, and what it made {when} is still alive"
-    then, now = (
-        {one.what[1:5] for one in side if [*one.counts] == [HOST]}
-        for side in (evidence.known_groups, evidence.alive.groups)
-    )
-    is_on_gpu = evidence.now.key.device == "cuda"
-    if is_on_gpu and rows and rows[0].what[3:5] in {one[2:4] for one in then - now}:
+    if _were_on_host(evidence, rows):
         made = f"tensors {when}{counted} are on the GPU, and were on the CPU"
     if in_step and evidence.difference.moment == "backward_peak":  # which may go through it
         rows += evidence.came(Role.GRADIENT_TEMPORARY)
     return cause("earlier steps", rows, made=made, holder=_holder(evidence, rows))
+
+
+def _were_on_host(evidence: Evidence, rows: Sequence[Row]) -> bool:
+    """Tell whether such a tensor as the first is no longer in host memory."""
+    then, now = (
+        {one.what[1:5] for one in side if [*one.counts] == [HOST]}
+        for side in (evidence.known_groups, evidence.alive.groups)
+    )
+    gone = {one[2:4] for one in then - now}
+    return evidence.now.key.device == "cuda" and bool(rows) and rows[0].what[3:5] in gone
 
 
 @rule("left", "{what} still there when the step has ended{holder}")
@@ -270,9 +276,11 @@ def held_by_program(evidence: Evidence) -> Cause | None:
     if not rows and evidence.difference.moment != HOST:
         rows = [row for row in evidence.came(Role.ACTIVATION) if _lives_longer(evidence, row)]
         rows = [row for row in rows if is_kept(evidence, row) and not _replaces(evidence, row)]
-    is_of_model = any(row.what.module for row in rows)
+    is_of_model = any(row.what.module for row in rows[:1])
     what = "what it made in the forward" if is_of_model else "what it made"
-    if rows and evidence.new_operators.issuperset(row.what.source for row in rows):
+    if _were_on_host(evidence, rows):
+        what = "on the GPU what was on the CPU"
+    elif rows and evidence.new_operators.issuperset(row.what.source for row in rows):
         what = f"what {rows[0].what.source} makes, which is new"
     what += _counted(evidence, rows)
     if not rows:
@@ -294,9 +302,22 @@ def _counted(evidence: Evidence, rows: list[Row]) -> str:
             sum(one.counts.get(moment, 0) for one in side if one.what[:5] == what[:5])
             for side in sides
         )
+        instead = next(
+            (one for one in evidence.difference.rows if _is_replaced(one, now, what)), None
+        )
+        if instead is not None and instead.before is not None:
+            was = tensors(instead.count_before, instead.before)
+            return f" ({tensors(now, what)}, in the place of {was})"
         if before:
             return f" ({tensors(now, what)} alive, and {before} in the snapshot)"
     return ""
+
+
+def _is_replaced(row: Row, count: int, by: What) -> bool:
+    """Tell whether about as many tensors are gone, for which larger ones may stand."""
+    about = count <= 2 * row.count_before <= 2 * count
+    is_larger = count * by.nbytes > row.count_before * row.what.nbytes
+    return row.now is None and about and is_larger and row.what.dtype == by.dtype
 
 
 _JOIN = ("aten::cat", "aten::stack")
@@ -459,9 +480,14 @@ def _no_more_often(evidence: Evidence, row: Row) -> bool:
 
 
 def _lives_longer(evidence: Evidence, row: Row) -> bool:
-    """Tell whether as many tensors were made as before, of the same size, and more are alive."""
+    """Tell whether as many tensors were made as before, of the same size, and more are alive; or
+    more were, most of which was let go.
+    """
     same = _is_more(row) and not is_resized(evidence, row) and not evidence.made_at_most(row)
-    return same and _no_more_often(evidence, row)
+    counted = evidence.counted(row.what.source)
+    was_freed = counted is not None and 2 * row.count_before <= counted.before > 0
+    is_kept_now = was_freed and is_kept(evidence, row)
+    return same and (is_kept_now or _no_more_often(evidence, row))
 
 
 def _is_more(row: Row) -> bool:
