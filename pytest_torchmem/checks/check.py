@@ -542,7 +542,7 @@ def _with_code(
 ) -> Diagnosis:
     """Return a diagnosis with the code that changed, by default since it was committed."""
     from pytest_torchmem.snapshots.files import committed_text, former_texts
-    from pytest_torchmem.tracing.changed_code import Growth, changed_lines
+    from pytest_torchmem.tracing.changed_code import Growth, changed_code
     from pytest_torchmem.tracing.code import last_committed
 
     paths = seen.callers.get(found.place, ()) if seen is not None else ()
@@ -551,7 +551,7 @@ def _with_code(
     growth = Growth(near, found.words, found.code, found.renamed)
     with suppress(Exception):  # of texts that are odd; a failure needs no code
         then = last_committed(now, committed_text) if before is None else before
-        return replace(found, changed=tuple(changed_lines(then, now, growth, former_texts)))
+        return replace(found, changed=tuple(changed_code(then, now, growth, former_texts)))
     return found
 
 

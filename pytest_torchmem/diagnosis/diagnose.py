@@ -29,7 +29,7 @@ from pytest_torchmem.diagnosis.provenance import NOTHING_RAN, Provenance
 from pytest_torchmem.diagnosis.rules.setup import shown_geometries
 from pytest_torchmem.figures import HOST, PEAK, PHASE_PEAKS, RESERVED
 from pytest_torchmem.printable import listed
-from pytest_torchmem.profile.facts import CodeLine, Topic
+from pytest_torchmem.profile.facts import CodeChange, Topic
 from pytest_torchmem.profile.module_paths import fold
 from pytest_torchmem.profile.timeline import Allocation, Origin, Phase, Role, Timeline
 from pytest_torchmem.snapshots.alive import Alive, What, alive_at, positions_of
@@ -45,6 +45,7 @@ _MOST_SHOWN = 3
 
 _LINE = re.compile(r"[^\s(),]+:\d+")
 _WORD = re.compile(r"[^\W\d]\w{2,}")
+_NUMBER = re.compile(r"\b\d{2,}\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +69,8 @@ class Diagnosis:
     nearest first."""
     told: tuple[Told, ...] = ()
     """What runs said of this very growth, the largest part first: they knew more than snapshots."""
-    changed: tuple[CodeLine, ...] = ()
-    """Lines of the program that are others than in the snapshot, those most likely meant first."""
+    changed: tuple[CodeChange, ...] = ()
+    """Code that is another one than in the snapshot, what is most likely meant first."""
     renamed: Mapping[str, str] = field(default_factory=dict)
     """Attributes that are modules, and what their names were."""
     was_peak: str = ""
@@ -100,7 +101,7 @@ class Diagnosis:
             said = f"{row.what.module} {row.what.source.removeprefix('aten::')}"
         tensors = [one for one in (row.what, row.before) if one] if row is not None else []
         sizes = {str(size) for one in tensors for size in one.shape}
-        return sizes.union(_WORD.findall(said)) - own
+        return sizes.union(_WORD.findall(said), _NUMBER.findall(said)) - own
 
     @property
     def code(self) -> str:
@@ -120,7 +121,8 @@ class Diagnosis:
         changed, else the largest.
         """
         named = (cause.row for cause in self.causes[:1])
-        came, changed = self.difference.came, {one.place for one in self.changed}
+        came = self.difference.came
+        changed = {place for one in self.changed for place in one.places}
         large = (row for row in came if 2 * row.change >= came[0].change)
         likely = (row for row in large if row.what.line in changed)
         return next((row for row in (*named, *likely, *came) if row is not None), None)

@@ -192,21 +192,72 @@ UNREACHED = "not reached before"
 """What is said of a line that may be as it was: no test led to it."""
 
 
-class CodeLine(NamedTuple):
-    """A line of the program that a snapshot has otherwise; or a library, of another version."""
+class CodeRow(NamedTuple):
+    """A line of a difference of code."""
+
+    sign: str
+    """"+" of a line that is there now, "-" of one that is gone, " " of one between them."""
+    number: int
+    """Of the line, or of the one that stands in its place now; 0 of a library."""
+    text: str
+    note: str = ""
+    """What it was, where that does not stand before it."""
+
+
+class CodeChange(NamedTuple):
+    """Lines of the program that a snapshot has otherwise; or a library, of another version."""
 
     file: str
-    number: int
-    """0 of a library."""
-    text: str
+    rows: tuple[CodeRow, ...]
+    meant: int
+    """The position of the row that is most likely meant."""
+    where: str = ""
+    """The function, where it is new."""
 
     def __str__(self) -> str:
-        return f"{self.place}: {self.text}" if self.number else f"{self.file} {self.text}"
+        return "\n".join(self.lines(len(self.rows)))
 
     @property
     def place(self) -> str:
-        """Where the line stands: ``losses.py:17``."""
-        return f"{self.file}:{self.number}" if self.number else self.file
+        """Where the line is that is most likely meant: ``losses.py:17``."""
+        number = self.rows[self.meant].number
+        return f"{self.file}:{number}" if number else self.file
+
+    @property
+    def places(self) -> list[str]:
+        """Where the lines are that came."""
+        return [f"{self.file}:{one.number}" for one in self.rows if one.sign == "+"]
+
+    def around(self, most: int) -> tuple[CodeRow, ...]:
+        """Return at most ``most`` rows, those around the one that is most likely meant; none that
+        is gone without the next one, or the other way.
+        """
+        first = max(0, min(self.meant - (most - 1) // 2, len(self.rows) - most))
+        signs = "".join(one.sign for one in self.rows)
+        is_cut = 0 < first < self.meant and signs[first - 1 : first + 1] == "-+"
+        if is_cut or (most == 1 and signs[first : first + 2] == "-+"):
+            first += 1
+        rows = self.rows[first : first + most]
+        end = first + len(rows) - 1
+        is_cut = signs[end : end + 2] == "-+" and end > self.meant
+        is_cut |= signs[end] == " " and end > self.meant and not rows[-2].text.endswith(":")
+        return rows[:-1] if is_cut else rows
+
+    def lines(self, most: int) -> list[str]:
+        """Return at most ``most`` rows as text: a single one behind its place, others below it."""
+        rows = self.around(most)
+        sign, number, text, note = rows[0]
+        if not number:
+            return [f"{self.file} {text}"]
+        if not rows[1:] and sign == "+":
+            text = text.strip() + note
+            note = f"  # {self.where}" if self.where and "  # " not in text else ""
+            return [f"{self.file}:{number}: {text}{note}"]
+        start = next((one.number for one in rows if one.sign != "-"), number)
+        indent = min(len(one.text) - len(one.text.lstrip()) for one in rows)
+        where = f", {self.where}" if self.where else ""
+        head = f"{self.file}:{start}{where}"
+        return [head, *(f"  {one.sign} {one.text[indent:]}" for one in rows)]
 
 
 TOPICS = tuple(_KINDS)

@@ -131,7 +131,7 @@ def place(diagnosis: Diagnosis) -> str:
     return joined(_inside(source, module), line, called)
 
 
-_MOST_CAUSES, MOST_LINES_OF_CODE, _MOST_PLACES = 3, 5, 6
+_MOST_CAUSES, MOST_LINES_OF_CODE, _MOST_OF_ONE, _MOST_PLACES = 3, 9, 6, 6
 CODE = "code that changed since the snapshot"
 
 
@@ -151,16 +151,23 @@ def told(diagnosis: Diagnosis | None) -> tuple[Told, ...]:
 
 
 def code_of(diagnosis: Diagnosis, most: int) -> str:
-    """Return the code that changed, a line each, and of more than ``most`` where the others are."""
-    shown, left, places = diagnosis.changed[:most], diagnosis.changed[most:], list[str]()
-    left = tuple(one for one in left if UNREACHED not in one.text)
-    for file in dict.fromkeys(one.file for one in left):
-        lines = {one.number: one for one in left if one.file == file}
+    """Return the code that changed in at most ``most`` lines, and where what has no room is."""
+    shown, left, places = list[str](), dict[str, set[int]](), list[str]()
+    for change in diagnosis.changed:
+        room = max(most - len(shown), 0)  # a line for the place of several, and of one none
+        number = min(room - 1, _MOST_OF_ONE) if room > 2 else min(room, 1)
+        rows = change.around(number) if number else ()
+        shown += change.lines(number) if number else ()
+        if UNREACHED not in change.where:
+            numbers = {one.number for one in change.rows if one.sign == "+"}
+            numbers = numbers or {one.number for one in change.rows}
+            left.setdefault(change.file, set()).update(numbers - {one.number for one in rows})
+    for file, lines in left.items():
         starts, ends = (sorted(one for one in lines if one + by not in lines) for by in (-1, 1))
         for start, end in zip(starts, ends, strict=True):
-            places.append(lines[start].place + (f"-{end}" if end > start else ""))
+            places.append(f"{file}:{start}" + (f"-{end}" if end > start else ""))
     others = [f"and {listed(places, _MOST_PLACES)}"] if places else []
-    return "\n".join([*map(str, shown), *others])
+    return "\n".join([*shown, *others])
 
 
 def explained(snapshot: SnapshotResult) -> Entry:
@@ -360,7 +367,7 @@ def lines_of_code(head: str, text: str) -> str:
     lines = text.split("\n")
     if not lines[1:]:
         return wrapped(f"{head}: {text}")
-    return "\n".join([f"{head}:", *(wrapped(line, "      ", start="  ") for line in lines)])
+    return "\n".join([f"{head}:", *(wrapped(line, "        ", start="  ") for line in lines)])
 
 
 def others(diagnosis: Diagnosis) -> Iterator[str]:

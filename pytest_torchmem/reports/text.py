@@ -43,16 +43,16 @@ MOST_LINES = 25
 _FEWEST_LINES = 6
 """Of rows with their title, for which the figures of other devices make room."""
 
-_FEWER_LINES_OF_CODE = 3, 2, 1
-"""Those that are told one after the other where there is less room."""
-_LINES_OF_CODE_BY_GIT = 5, 4, 3, 2
+_LINES_OF_CODE = range(9, 1, -1)
+"""Those that are told, fewer where there is less room."""
+_LINES_OF_CODE_BY_GIT = 9, 7, 5, 3
 _LINES_OF_ORIGINS = 19
 """Of what leads to the largest, with the code that changed last and what would help."""
 _WORTH_A_SENTENCE = 4
 """What would help saves this part of what has to go."""
 _SHORTER = (
-    *((0, 3, 3, 0), (0, 1, 1, 0), (0, 1, 1, 1)),
-    *((0, 1, 0, 1), (0, 1, 0, 2), (0, 1, 0, 3)),
+    *((0, 3, 3, 0), *((0, 1, 1, fewer) for fewer in range(5))),
+    *((0, 1, 0, fewer) for fewer in range(4, 8)),
 )
 """What remains of a message with less and less room: empty lines between its parts, place and
 causes of the first device, those of others, and which of the texts on code."""
@@ -165,7 +165,7 @@ def _text(told: Sequence[Told], advice: Iterable[str], most: int, *, verbose: bo
     # A row says more than further causes and than where others are, and code more than its place.
     gap = 1
     for gaps, own, others, codes in _SHORTER:
-        if left - _lines(figures, gap) < _ONE_ROW - (codes > 1):
+        if left - _lines(figures, gap) < _ONE_ROW - (codes > 5):
             pairs = zip(told, [own, *[others] * len(told[1:])], strict=True)
             shorter = [
                 replace(one, more=one.more[:n], code=one.code[codes:] or one.code[-1:])
@@ -305,8 +305,8 @@ def _grew(found: Changed, result: CheckResult) -> Told:
     code = next((one for one in beside if one.why == growth.CODE), None)
     codes = []
     if code is not None:
-        fewer = (growth.code_of(diagnosis, most) for most in _FEWER_LINES_OF_CODE)
-        codes = [code, *(code._replace(where=one) for one in fewer)]
+        texts = (growth.code_of(diagnosis, most) for most in _LINES_OF_CODE)
+        codes = [code._replace(where=one) for one in texts]
     what = f"{size} {figure}, {where_of(result.key)}"
     headline = layout.wrapped(layout.joined(what, why, separator=": "), first=True)
     others = _not_run(comparison.having(Verdict.NOT_RUN))
@@ -413,19 +413,26 @@ def _origins(contents: PeakContents) -> list[str]:
     by_part = layout.joined(by_part, outside, separator="; ")
     found, less = list[str](), _less(contents)
     for number in _LINES_OF_CODE_BY_GIT:
-        changed = {one.place for one in diagnosis.changed[:number]}
-        sources = map(_source, (one for one in lines if one not in changed))
-        said = [
-            layout.wrapped(one) for one in (contents.called, where and f"Largest: {where}") if one
-        ]
+        code = growth.code_of(diagnosis, number)
+        sources = (one for one in map(_source, lines) if one.partition(": ")[2] not in code)
+        leading = where and f"{_leading(diagnosis)}: {where}"
+        said = [layout.wrapped(one) for one in (contents.called, leading) if one]
         said += [layout.wrapped(one, "      ", start="  ") for one in sources if one]
         said += [layout.wrapped(by_part)] if by_part else []
         found = ["\n".join(said)] if said else []
-        if code := growth.code_of(diagnosis, number):
+        if code:
             found.append(growth.lines_of_code("Code that changed last, by git", code))
         if _lines([*found, *less]) <= _LINES_OF_ORIGINS:
             break
     return [*found, *less]
+
+
+def _leading(diagnosis: Diagnosis) -> str:
+    """Return in words why the row that leads does."""
+    rows, row = diagnosis.difference.rows, diagnosis.leading_row
+    if row is None or row.change == max(one.change for one in rows):
+        return "Largest"
+    return f"{format_size(row.change)} at a line that changed"
 
 
 def _less(contents: PeakContents) -> list[str]:

@@ -5,26 +5,35 @@ What makes an allocation is seldom what was changed: a failure shows the lines t
 
 from __future__ import annotations
 
-import ast
 import operator
 import os
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from difflib import SequenceMatcher, get_close_matches
-from enum import IntEnum
+from difflib import get_close_matches
 from functools import partial
 from keyword import kwlist
-from textwrap import shorten
 from typing import NamedTuple
 
-from pytest_torchmem.printable import counted, listed
-from pytest_torchmem.profile.facts import UNREACHED, CodeLine
-from pytest_torchmem.tracing.code import NAME, Code, letters_of, parts_of, texts_of
+from pytest_torchmem.profile.facts import UNREACHED, CodeChange, CodeRow
+from pytest_torchmem.tracing.code import NAME, Code, parts_of, texts_of
+from pytest_torchmem.tracing.code_difference import (
+    HEAD,
+    OWN_WORD,
+    STOOD,
+    WORD,
+    Claims,
+    FunctionDifference,
+    Order,
+    Row,
+    letters_by_line,
+    renamed_variables,
+    rows_of_new,
+    without_secrets,
+)
+from pytest_torchmem.tracing.sources import text_of
 
-_LONGEST = 160
-"""Characters of lines that are gone."""
 _VERY_ALIKE = 0.7
 """How alike lines of two functions are that are one line."""
 _ALIKE = 0.5
@@ -34,30 +43,15 @@ _FEW_LINES = 3
 _MOST_PAIRS = 10_000
 """Of functions that are compared for it."""
 _AT_A_TIME = 2
-"""Lines of a function that come before those of the next."""
-_CAME, _STOOD = "  # came: ", "  # stood "
-_WORD = re.compile(r"\w+")
-_OWN_WORD = re.compile(r"(?:self\.)?\w+")
-_VALUE = re.compile(r""""[^"]*"|'[^']*'|\d[\d._]*e[+-]?\d+|[\w.]+""")
-_NAMED = re.compile(r"\s*(\w+=\s*)+")
-"""What arguments have that are given by their names now."""
-_SETS = re.compile(r"self\.(\w+) = \1$|raise\b")
-"""What passes an argument on, or refuses it."""
+"""Changes of a function that come before those of the next."""
 _AROUND = re.compile(r"\s*(@|(async )?with\b)")
-_HEAD = re.compile(r"(async )?def |class ")
 _BEGINS = re.compile(r"\s*(@|(async )?def |class )")
-_DEFAULT = re.compile(r"\w+\s*=[^,)]+")
 _TEXTS = re.compile(r""""[^"]*"|'[^']*'|(?<=Namespace\().*|(?<=\bdict\().*""")
 """What names may stand in that no code has, the keys of a dictionary for example."""
 _SETS_NAME = re.compile(r"^\s*(self\.\w+(?=\s*[:=](?!=))|\w+(?=\s*:\s*\S))")
 _TEXT = re.compile(r"['\"]\W*(\w{3,}?)\W*['\"]")
-_SAYS_LITTLE = re.compile(r"^(from|import)\b|^\W*$|\(new\)$")
-"""Lines of code, and new libraries, that say little beside others."""
-_SECRET = re.compile(
-    r"""(?i)((?:token|secret|passw\w*|key|credentials?)["']?\s*[:=]\s*)"""
-    r"""["']?(?=[\w\-+/.]*\d)[\w\-+/.]{20,}(?![\w(])["']?"""
-)
-"""What a configuration may hold, and no report is to show."""
+_ADDS = re.compile(r"append|extend|\w*hook|\w*copy|clone|register_|Parameter|\w+_graph")
+"""What makes memory grow where it comes, and not where it is gone."""
 
 Versions = Callable[[str], Iterable[str]]
 """Yields the texts that a file of the program had."""
@@ -79,32 +73,13 @@ class Growth(NamedTuple):
 _UNKNOWN = Growth()
 
 
-class _Order(IntEnum):
-    """How likely a changed line is meant, if no more is known of it."""
-
-    NEWS = 0
-    MOVED = 1
-    """It is there from another function, takes other arguments, with no other defaults, or passes
-    one on.
-    """
-    SAME = 2
-    """Variables alone have other names."""
-
-
-class _Change(NamedTuple):
-    order: _Order
-    news: str
-    """What of the line differs, or is gone."""
-    line: CodeLine
-
-
-def changed_lines(
+def changed_code(
     before: Mapping[str, str],
     now: Code,
     growth: Growth = _UNKNOWN,
     versions: Versions = lambda file: (),
-) -> list[CodeLine]:
-    """Return the lines of code that a snapshot has otherwise, those most likely meant first.
+) -> list[CodeChange]:
+    """Return the code that a snapshot has otherwise, what is most likely meant first.
 
     First come those with what makes such a cause, or a word of it, then functions with lines near
     the growth, in their order, then others of their classes and files, a few lines of each at a
@@ -113,73 +88,187 @@ def changed_lines(
     what they serve. Where ``versions`` have the very lines of the snapshot, what stood there is
     told.
     """
-    near, words, code, names = growth
-    texts, at_near = texts_of(now), _first_lines(near, now)
-    were = _counterparts(before, texts, now)
-    former_names, new_names = _renamed_names(before, now, were, versions)
-    named = {**names, **_renamed(were)}
-    meant, said_words = re.compile(code or "$^", re.IGNORECASE), _said(" ".join(words))
-    moved = _moved(before, now, were)
-    claims = _claims(before, now, were, moved, versions)
-    for (name, _), (then, _) in claims.items():
-        is_alike = name.endswith(": ") == then.endswith(": ") and len(now[name]) > _FEW_LINES
-        if then not in were.values() and name not in were and is_alike:
-            were[name] = then  # it is this one, written anew
-    claims = {one: was for one, was in claims.items() if were.get(one[0]) != was[0]}
-    levels = dict[str, int]()
-    for name, lines in now.items():
-        places = (f"{name.partition(': ')[0]}:{number}" for number in lines)
-        levels[name] = min((at_near[one] for one in places if one in at_near), default=len(near))
-    around = {_around(name) for name, level in levels.items() if level < len(near)}
-    others = {name for name, text in texts.items() if text != before.get(were.get(name, ""))}
-    levels |= _of_called(now, others, levels, len(near))
-    found = list[tuple[tuple[int, ...], CodeLine]]()
-    for name, level in levels.items() if before else ():
-        then, is_far = were.get(name, ""), level == len(near)
-        was = before.get(then, "")
-        function = level, _around(name) not in around, name.endswith(": ")
-        changes = list[_Change]()
-        if was != texts[name] and 0 in now[name]:  # it is a library
-            said = f"{texts[name]} ({f'was {was}' if was else 'new'})"
-            changes = [_Change(_Order.NEWS, said, CodeLine(name, 0, said))]
-        elif was != texts[name] and was:
-            lines_then = _lines_then(then, was, versions)
-            changes = _changes(name, was, now[name], named, lines_then, moved, claims)
-            anew = _anew(lines_then, now[name], former_names, new_names)
-            changes = [
-                one._replace(order=_Order.SAME) if one.line.number in anew else one
-                for one in changes
-            ]
-        elif was != texts[name]:
-            is_new = _is_new(name, before, versions)
-            changes = _of_new(name, now[name], moved[0], claims, is_new)
-            if is_far:
-                changes = [one for one in changes if meant.search(one.news)] or changes[:1]
-        if (names or former_names) and 0 not in now[name]:
-            told = [*_with_names(name, now[name], names, former_names, {*_split(was)})]
-            at_told = {one.line.place for one in told}
-            changes = [*told, *(one for one in changes if one.line.place not in at_told)]
-        changes.sort(
-            key=lambda one: (at_near.get(one.line.place, len(near)), _STOOD in one.line.text)
-        )
-        for at, (order, news, line) in enumerate(changes):
-            is_other = words.isdisjoint(_WORD.findall(line.text))
-            same = said_words & _said(news)  # a number of a shape is no chance
-            signs = 2 * bool(meant.search(news)) + bool(meant.search(line.text))
-            signs += (line.place in at_near) + bool(same) + any(map(str.isdecimal, same))
-            moved_by = _Order.NEWS if same and order is _Order.MOVED else order
-            likely = order is _Order.SAME, -signs, moved_by, is_other
-            found.append(((*likely, is_far and not was, at // _AT_A_TIME, *function), line))
-    ordered = [line for _, line in sorted(found, key=operator.itemgetter(0))]
-    if names and not ordered:
-        return changed_lines(before, now, growth._replace(renamed={}), versions)
-    bare = ((line, line.text.partition("  # ")[0]) for line in ordered)
-    return [line for line, text in bare if not _SAYS_LITTLE.search(text)] or ordered
+    code = _Comparison(before, now, growth.renamed, versions)
+    likely = _Likely(growth, now, code.changed)
+    found = list[tuple[tuple[int, ...], CodeChange]]()
+    for name in likely.levels if before else ():
+        changes, since = code.changes(name), code.since(name)
+        if since == UNREACHED and likely.levels[name] == likely.far:
+            telling = ([one for one in rows if likely.meant.search(one.news)] for rows in changes)
+            changes = [*filter(None, telling)] or [rows[:1] for rows in changes]
+        for at, rows in enumerate(sorted(changes, key=partial(likely.nearest, name))):
+            shown, says_little = _telling(rows, likely)
+            keys = [likely.key(name, one) for one in shown]
+            best = [at for at, one in enumerate(keys) if one == min(keys)]
+            key, meant = min(keys), best[0 if len(best) == len(keys) else len(best) // 2]
+            function = bool(since), at // _AT_A_TIME, *likely.of_function(name)
+            found.append(((says_little, *key, *function), _change(name, shown, meant, since)))
+    for name, rows in code.gone():
+        keys = [likely.key(name, one) for one in rows]
+        rank = False, *min(keys), True, 0, *likely.of_function(name)
+        found.append((rank, _change(name, rows, keys.index(min(keys)), "gone")))
+    if growth.renamed and not found:
+        return changed_code(before, now, growth._replace(renamed={}), versions)
+    found.sort(key=operator.itemgetter(0))
+    return [one for (says_little, *_), one in found if not says_little] or [one for _, one in found]
+
+
+class _Comparison:
+    """The code of a snapshot and that of now: which function was which, and what changed in it."""
+
+    def __init__(
+        self, before: Mapping[str, str], now: Code, names: Mapping[str, str], versions: Versions
+    ) -> None:
+        self._before, self._now, self._names, self._versions = before, now, names, versions
+        self._texts = texts_of(now)
+        self._were = were = _counterparts(before, self._texts, now)
+        self._former_names, self._new_names = _renamed_names(before, now, were, versions)
+        self._named = {**names, **_renamed(were)}
+        self._moved = _moved(before, now, were)
+        claims = _claims(before, now, were, self._moved, versions)
+        for (name, _), (then, _) in claims.items():
+            is_alike = name.endswith(": ") == then.endswith(": ") and len(now[name]) > _FEW_LINES
+            if then not in were.values() and name not in were and is_alike:
+                were[name] = then  # it is this one, written anew
+        self._claims = {one: was for one, was in claims.items() if were.get(one[0]) != was[0]}
+
+    def _was(self, name: str) -> str:
+        return self._before.get(self._were.get(name, ""), "")
+
+    @property
+    def changed(self) -> set[str]:
+        """The functions that are others."""
+        return {name for name, text in self._texts.items() if text != self._was(name)}
+
+    def since(self, name: str) -> str:
+        """Return since when there is a function, "" of one that the snapshot has."""
+        if self._was(name) or 0 in self._now[name]:
+            return ""
+        return "new" if _is_new(name, self._before, self._versions) else UNREACHED
+
+    def changes(self, name: str) -> list[list[Row]]:
+        """Return the rows of each change in a function, also lines in whose texts others have the
+        names that they had.
+        """
+        was, text, lines, found = self._was(name), self._texts[name], self._now[name], []
+        if was != text and 0 in lines:  # it is a library
+            said = f"{text} ({f'was {was}' if was else 'new'})"
+            found = [[Row(Order.NEWS, said, CodeRow("+", 0, said))]]
+        elif was != text and was and lines:
+            then = [*_lines_then(self._were[name], was, self._versions).values()]
+            sides = renamed_variables(then, lines.values())
+            anew = self._former_names | sides[0], self._new_names | sides[1]
+            own = FunctionDifference(
+                name, was, lines, self._named, anew, then, self._moved, self._claims
+            )
+            found = [*own.changes()]
+        elif was != text and lines:
+            found = [rows_of_new(name, lines, self._moved[0], self._claims)]
+        if (self._names or self._former_names) and 0 not in lines:
+            known = {*letters_by_line(was)}
+            told = [*_with_names(name, lines, self._names, self._former_names, known)]
+            at_told = {one.row.number for one in told}
+            rest = ([one for one in rows if one.row.number not in at_told] for rows in found)
+            found = [*([one] for one in told), *filter(None, rest)]
+        return found
+
+    def gone(self) -> Iterator[tuple[str, list[Row]]]:
+        """Yield functions that are no longer there, with what of them no other one has."""
+        elsewhere = {text for _, text in self._claims.values()}
+        files = {name.partition(": ")[0] for name in self._now}
+        for name in sorted(self._before.keys() - {*self._were.values()}):
+            was, (file, _, function) = self._before[name], name.partition(": ")
+            text = text_of(os.path.abspath(file)) if file in files else ""
+            is_gone = bool(text) and function not in parts_of(text)
+            then = _lines_then(name, was, self._versions) if is_gone else {}
+            every = zip(letters_by_line(was), then.items(), strict=bool(then))
+            left = [one for letters, one in every if letters not in self._moved[1]]
+            rows = [Row(Order.NEWS, text, CodeRow("-", at, text)) for at, text in left]
+            rows = [one for one in rows if one.text.strip() not in elsewhere]
+            rows = [one for one in rows if not (one.says_little or NAME.search(one.text))]
+            if rows:
+                yield name, rows
+
+
+class _Likely:
+    """What tells which changes are meant: how near to the growth they are, and what they say."""
+
+    def __init__(self, growth: Growth, now: Code, changed: Collection[str]) -> None:
+        self._at_near, self.far = _first_lines(growth.near, now), len(growth.near)
+        self._words, self._said = growth.words, _said(" ".join(growth.words))
+        self.meant = re.compile(growth.code or "$^", re.IGNORECASE)
+        self.levels = {
+            name: min((self.level(name, one) for one in lines), default=self.far)
+            for name, lines in now.items()
+        }
+        self._around = {_around(name) for name, level in self.levels.items() if level < self.far}
+        self.levels |= _of_called(now, changed, self.levels, self.far)
+
+    def of_function(self, name: str) -> tuple[int, ...]:
+        """Return how near a function is, and whether it is of no class or file that is."""
+        level = self.levels.get(name, self.far)
+        return level, _around(name) not in self._around, name.endswith(": ")
+
+    def level(self, name: str, number: int) -> int:
+        """Return how near the line of a function is, ``far`` of one that is not."""
+        return self._at_near.get(f"{name.partition(': ')[0]}:{number}", self.far)
+
+    def nearest(self, name: str, rows: Sequence[Row]) -> tuple[int, bool]:
+        """Return how near rows are, and whether one passed a line, which comes later."""
+        near = min(self.level(name, one.row.number) for one in rows)
+        return near, any(STOOD in one.note for one in rows)
+
+    def key(self, name: str, row: Row) -> tuple[int, ...]:
+        """Return what rows are sorted by."""
+        same = self._said & _said(row.news)  # a number of a shape is no chance
+        signs = 2 * self._is_meant(row, row.news) + self._is_meant(row, row.text)
+        level = self.level(name, row.row.number)
+        signs += (level < self.far) + (level == 0) + bool(same) + any(map(str.isdecimal, same))
+        is_other = self._words.isdisjoint(WORD.findall(row.text))
+        return row.order is Order.SAME, -signs, self.order(row), is_other
+
+    def _is_meant(self, row: Row, text: str) -> bool:
+        found = (one[0] for one in self.meant.finditer(text))
+        return any(row.row.sign == "+" or not _ADDS.match(one) for one in found)
+
+    def order(self, row: Row) -> Order:
+        """Return the order of a row; one with a word of the cause is news."""
+        is_said = row.order is Order.MOVED and self._said & _said(row.news)
+        return Order.NEWS if is_said else row.order
+
+
+def _telling(rows: Sequence[Row], likely: _Likely) -> tuple[list[Row], bool]:
+    """Return the rows that are told, and whether they say little."""
+    told = [at for at, one in enumerate(rows) if one.row.sign != " " and not one.says_little]
+    if not told:
+        return [*rows], True
+    best = min(likely.order(rows[at]) for at in told)
+    ranked = {at for at in told if likely.order(rows[at]) == best}
+    pairs = [{at - 1, at} for at, one in enumerate(rows) if one.is_pair and at]
+    kept = sorted(ranked.union(*(one for one in pairs if not ranked.isdisjoint(one))))
+    last = rows[kept[-1]]
+    if len(kept) == 2 and last.is_pair and last.note:
+        return [last._replace(is_pair=False)], False
+    end = kept[-1] + 1 + last.row.text.endswith(":")  # with the first line of a block
+    between = (at for at in range(kept[0], min(end, len(rows))) if rows[at].row.sign == " ")
+    return [rows[at] for at in sorted({*kept, *between})], False
+
+
+def _change(name: str, rows: Sequence[Row], meant: int, since: str) -> CodeChange:
+    """Return rows of a function as what changed; ``since`` says that it is new."""
+    file, _, function = name.partition(": ")
+    own = [
+        one.row._replace(note=one.note) if one.is_pair else one.row._replace(text=one.text)
+        for one in rows
+    ]
+    if since and function and (own[1:] or not NAME.search(own[0].text)):
+        since = f"in {function.rpartition('.')[2]}, {since}"
+    return CodeChange(file, tuple(own), meant, since)
 
 
 def _said(text: str) -> set[str]:
     """Return the words and numbers of a text, as it does not matter how they are written."""
-    words = (word for word in _WORD.findall(text) if word[2:])
+    words = (word for word in WORD.findall(text) if word[2:])
     return {word.replace("_", "").lower() for word in words if word.title() not in kwlist}
 
 
@@ -189,9 +278,9 @@ def _of_called(
     """Return how near functions are that functions near the growth name."""
     found = dict[str, int]()
     for name, level in levels.items():
-        words = {word for line in now[name].values() for word in _WORD.findall(line[2:])}
+        words = {word for line in now[name].values() for word in WORD.findall(line[2:])}
         for one in changed if level < far else ():
-            called = [word for word in _WORD.findall(one) if not word.startswith("__")]
+            called = [word for word in WORD.findall(one) if not word.startswith("__")]
             if called[-1] in words and levels[one] == far:
                 found[one] = min(level, found.get(one, far))
     return found
@@ -243,7 +332,7 @@ def _counterparts(before: Mapping[str, str], texts: Mapping[str, str], now: Code
 
 def _counted(text: str, without: AbstractSet[str]) -> Counter[str]:
     """Return how often a function has each of its lines, but for those that many have."""
-    return Counter(one for one in _split(text) if one not in without)
+    return Counter(one for one in letters_by_line(text) if one not in without)
 
 
 def _moved(
@@ -257,17 +346,13 @@ def _moved(
         then = were.get(name, "")
         heirs.setdefault(then, set()).update(line[:2] for line in lines.values())
         moving = (one for one in lines.values() if not _AROUND.match(one[2:]))
-        got |= {line[:2] for line in moving}.difference(_split(before.get(then, "")))
+        got |= {line[:2] for line in moving}.difference(letters_by_line(before.get(then, "")))
     lost = {
         letters: name
         for name, text in before.items()
-        for letters in {*_split(text)} - heirs.get(name, set())
+        for letters in {*letters_by_line(text)} - heirs.get(name, set())
     }
     return lost, got
-
-
-_Claims = Mapping[tuple[str, int], tuple[str, str]]
-"""By functions and numbers the lines that are like one that another function lost: it, and that."""
 
 
 def _claims(
@@ -276,17 +361,19 @@ def _claims(
     were: Mapping[str, str],
     moved: tuple[Mapping[str, str], AbstractSet[str]],
     versions: Versions,
-) -> _Claims:
+) -> Claims:
     """Return which lines came from another function and are others there."""
     (lost, got), left, found = moved, dict[str, str](), dict[tuple[str, int], tuple[str, str]]()
     for name in sorted({*lost.values()}):
-        lines = zip(_split(before[name]), _lines_then(name, before[name], versions), strict=False)
+        former = _lines_then(name, before[name], versions).values()
+        lines = zip(letters_by_line(before[name]), former, strict=False)
         left |= {text.strip(): name for one, text in lines if one in lost and one not in got}
     fresh = dict[tuple[str, int], str]()
     for name, own in now.items():
-        known = {*_split(before.get(were.get(name, ""), "")), *lost}
-        new = ((number, _shown(one[2:])) for number, one in own.items() if one[:2] not in known)
-        fresh |= {(name, number): text for number, text in new if not _HEAD.match(text)}
+        known = {*letters_by_line(before.get(were.get(name, ""), "")), *lost}
+        new = {at: one[2:].strip() for at, one in own.items() if one[:2] not in known}
+        new = {at: text for at, text in new.items() if not HEAD.match(text)}
+        fresh |= {(name, at): without_secrets(text) for at, text in new.items()}
     if len(left) * len(fresh) > _MOST_PAIRS:
         return {}
     for is_own in (True, False):  # what is like a line of the same function is that
@@ -296,11 +383,6 @@ def _claims(
                 then = left.pop(like)
                 found |= {} if is_own else {(name, number): (then, like)}
     return found
-
-
-def _split(text: str) -> list[str]:
-    """Return the letters of each line, as a snapshot has them."""
-    return re.findall("..", text)
 
 
 def _renamed_names(
@@ -314,12 +396,12 @@ def _renamed_names(
         if not name.partition(": ")[0].endswith(".py"):
             continue
         own = [_TEXTS.sub("", line[2:]) for line in lines.values()]
-        words_now.update(*map(_OWN_WORD.findall, own))
+        words_now.update(*map(OWN_WORD.findall, own))
         was = before.get(were.get(name, ""), "")
         if was != "".join(line[:2] for line in lines.values()):
             lines_then = _lines_then(were.get(name, ""), was, versions)
-            former = [_TEXTS.sub("", one) for one in lines_then]
-            words_then.update(*map(_OWN_WORD.findall, former))
+            former = [_TEXTS.sub("", one) for one in lines_then.values()]
+            words_then.update(*map(OWN_WORD.findall, former))
             then |= _defined(former)
             there |= _defined(own)
     gone = {word for word in then - words_now if word.removeprefix("self.")[2:]}
@@ -330,25 +412,9 @@ def _defined(lines: Iterable[str]) -> set[str]:
     """Return the parameters, attributes and fields that lines define."""
     found = set[str]()
     for line in lines:
-        is_head = _HEAD.match(line.strip())
-        found.update((_OWN_WORD if is_head else _SETS_NAME).findall(line))
+        is_head = HEAD.match(line.strip())
+        found.update((OWN_WORD if is_head else _SETS_NAME).findall(line))
     return found
-
-
-def _anew(
-    former: Sequence[str], lines: Mapping[int, str], gone: AbstractSet[str], new: AbstractSet[str]
-) -> set[int]:
-    """Return the lines that only have new names of what has another one."""
-    undone = [*_without(former, gone)]
-    shown = zip(lines, _without((line[2:] for line in lines.values()), new), strict=True)
-    return {number for number, text in shown if "\0" in text and text in undone}
-
-
-def _without(lines: Iterable[str], names: AbstractSet[str]) -> Iterator[str]:
-    """Yield lines with one sign for each of the names."""
-    own = names | {f"self.{one}" for one in names}  # a field of a class
-    for line in lines:
-        yield _OWN_WORD.sub(lambda word: "\0" if word[0] in own else word[0], line.strip())
 
 
 def _with_names(
@@ -357,7 +423,7 @@ def _with_names(
     names: Mapping[str, str],
     gone: AbstractSet[str],
     known: AbstractSet[str],
-) -> Iterator[_Change]:
+) -> Iterator[Row]:
     """Yield the lines in whose texts modules or what is ``gone`` still have the names that they
     had, or with texts that modules' names have now and had not.
     """
@@ -372,7 +438,7 @@ def _with_names(
             told += [f"which is in the name {now} now"] if now else []
         for note in told[:1]:
             shown = f"{line[2:].strip()}  # {'unchanged: ' * (line[:2] in known)}{note}"
-            yield _Change(_Order.NEWS, shown, CodeLine(name.partition(": ")[0], number, shown))
+            yield Row(Order.NEWS, shown, CodeRow("+", number, shown))
 
 
 def _renamed(were: Mapping[str, str]) -> dict[str, str]:
@@ -384,212 +450,16 @@ def _renamed(were: Mapping[str, str]) -> dict[str, str]:
     return {new: old for new, old in found.items() if new != old}
 
 
-def _lines_then(name: str, was: str, versions: Versions) -> list[str]:
-    """Return the lines that a function had in the snapshot, none where no version has them."""
+def _lines_then(name: str, was: str, versions: Versions) -> dict[int, str]:
+    """Return the lines that a function had in the snapshot by the numbers that they had, none where
+    no version has them.
+    """
     file, _, function = name.partition(": ")
     for text in versions(os.path.abspath(file)) if was and file != name else ():
         _, lines = parts_of(text).get(function, ((), {}))
         if was == "".join(line[:2] for line in lines.values()):
-            return [_SECRET.sub(r"\1…", line[2:]) for line in lines.values()]
-    return []
-
-
-def _changes(
-    name: str,
-    was: str,
-    lines: Mapping[int, str],
-    names: Mapping[str, str],
-    former: Sequence[str],
-    moved: tuple[Mapping[str, str], AbstractSet[str]],
-    claims: _Claims,
-) -> list[_Change]:
-    """Return the lines of a function that changed, with new names of others undone; with the
-    ``former`` ones, if these are known, and those that ``moved`` between functions.
-    """
-    elsewhere = {text for _, text in claims.values()}
-    file = name.partition(": ")[0]
-    shown = {number: _shown(line[2:]) for number, line in lines.items()}
-    then, numbers, (lost, got) = _split(was), [*lines], moved
-    as_named = partial(_WORD.sub, lambda word: names.get(word[0], word[0]))
-    sides = ((letters_of(as_named(line[2:])), line[:2]) for line in lines.values())
-    there = [undone if undone in then else own for undone, own in sides]
-    matched = SequenceMatcher(None, then, there, autojunk=False).get_opcodes()
-    changes = [one for one in matched if one[0] != "equal"]
-    came = [at for *_, first, last in changes for at in range(first, last)]
-    stood = {letters: first for _, start, stop, first, _ in changes for letters in then[start:stop]}
-    still = {there[at] for at in came} | got
-    gone = {at for _, start, stop, *_ in changes for at in range(start, stop)}
-    gone = {at for at in gone if then[at] not in still}
-    new = [at for at in came if there[at] not in stood and there[at] not in lost]
-    bare = [line.strip() for line in former]
-    pairs = _pairs({at: bare[at] for at in gone if bare}, {at: shown[numbers[at]] for at in new})
-    known, found = {word for line in bare for word in _WORD.findall(line)}, list[_Change]()
-    for _, start, stop, first, last in changes:
-        alike = {letters[0] for letters in then[start:stop]}
-        left = [at for at in range(start, stop) if at in gone.difference(pairs.values())]
-        if bare:
-            left = [at for at in left if not _SAYS_LITTLE.search(bare[at])]
-            left = [at for at in left if bare[at] not in elsewhere]
-        for at in range(first, last):
-            text, was_at = shown[numbers[at]], stood.get(there[at])
-            order, news, line = _Order.NEWS, text, lines[numbers[at]][2:]
-            if was_at is not None:  # it passed a line
-                over = shown[numbers[max(0, (at if was_at < at else was_at) - 1)]]
-                note = f"{_STOOD}{'before' if was_at < at else 'after'}: {over}"
-            elif there[at] in lost:
-                order, note = _Order.MOVED, _from(lost[there[at]])
-            elif note := _block(line, then, former, range(start, stop)):
-                news += note
-                left = []
-            elif at in pairs:
-                was_text = bare[pairs[at]]
-                note, news = _difference(was_text, text)
-                if pairs[at] not in range(start, stop):  # it passed what did not change
-                    passed = bare[start - 1] if pairs[at] < start else bare[stop]
-                    note += f"; stood {'before' if pairs[at] < start else 'after'}: {passed}"
-                    news += passed
-                defaults = ({*_DEFAULT.findall(one)} for one in (text, was_text))
-                is_head = _HEAD.match(text) and operator.ge(*defaults)
-                order = _Order.MOVED if is_head else order
-            elif (name, numbers[at]) in claims:
-                note, news = _from_another(claims[name, numbers[at]], text)
-            elif bare and len(left) == last - first == 1:
-                note, news = _difference(bare[left.pop()], text)
-            was_text, is_alike = bare[pairs[at]] if at in pairs else text, there[at][0] in alike
-            if _NAMED.fullmatch(news) or (is_alike and _is_same(text, was_text, known)):
-                order = _Order.SAME
-            elif _SETS.match(text):
-                order = max(order, _Order.MOVED)
-            found.append(_Change(order, news, CodeLine(file, numbers[at], text + note)))
-        said = _shortened(bare[one] for one in left) if bare else counted(len(left), "line")
-        if left and first == last:
-            after = last == len(numbers)
-            number, where = numbers[last - after], "after it" if after else "before it"
-            text = f"{shown[number]}  # gone {where}: {said}"
-            found.append(_Change(_Order.NEWS, said, CodeLine(file, number, text)))
-        elif left and bare:
-            _, news, (_, number, text) = found[first - last]
-            text = f"{text}{'; ' if '  # ' in text else '  # '}gone: {said}"
-            line_now = CodeLine(file, number, text)
-            found[first - last] = _Change(_Order.NEWS, f"{news} {said}", line_now)
-    return found
-
-
-def _is_same(text: str, was: str, known: AbstractSet[str]) -> bool:
-    """Tell whether a line has other names alone, and none that was there already."""
-    others = Counter(_WORD.findall(text)) - Counter(_WORD.findall(was))
-    return _constants(text) == _constants(was) and known.isdisjoint(others)
-
-
-def _constants(text: str) -> list[str]:
-    """Return the numbers and texts of a line, which are none of its names."""
-    return [one for one in _VALUE.findall(text) if not (one[0].isalpha() or one[0] in "_.")]
-
-
-def _of_new(
-    name: str, lines: Mapping[int, str], lost: Mapping[str, str], claims: _Claims, is_new: bool
-) -> list[_Change]:
-    """Return the lines of a function that no test led to, first what it begins with; those that
-    other functions ``lost`` are no news.
-    """
-    since = "new" if is_new else UNREACHED
-    file, _, function = name.partition(": ")
-    shown = {number: _shown(line[2:]) for number, line in lines.items()}
-    telling = [number for number, text in shown.items() if not _SAYS_LITTLE.search(text)]
-    at = next((one for one in telling if NAME.search(shown[one])), [*telling, *lines][0])
-    above = (text for number, text in shown.items() if text[:1] == "@" and number < at)
-    head = " ".join((*above, shown[at]))
-    note = f"  # in {function.rpartition('.')[2]}, {since}" if function else f"  # {since}"
-    found = [_Change(_Order.MOVED, head, CodeLine(file, at, f"{head}  # {since}"))]
-    for number, text in ((number, text) for number, text in shown.items() if number > at):
-        order, said, news = _Order.NEWS, note, text
-        if (was := lost.get(lines[number][:2])) is not None:
-            order, said = _Order.MOVED, _from(was)
-        elif (name, number) in claims:
-            said, news = _from_another(claims[name, number], text)
-        found.append(_Change(order, news, CodeLine(file, number, text + said)))
-    return found
-
-
-def _from(name: str) -> str:
-    return f"  # from {name.rpartition(': ')[2] or 'another file'}"
-
-
-def _from_another(was: tuple[str, str], text: str) -> tuple[str, str]:
-    """Return in words what a line was in another function, and what differs."""
-    note, news = _difference(was[1], text)
-    return f"{note}, in {was[0].rpartition(': ')[2].rpartition('.')[2] or 'no function'}", news
-
-
-def _pairs(gone: Mapping[int, str], came: Mapping[int, str]) -> dict[int, int]:
-    """Return by positions of new lines those of the former ones that they are most like."""
-    left, found = {text: at for at, text in sorted(gone.items())}, dict[int, int]()
-    for at, text in came.items():
-        for like in get_close_matches(text, left, 1):
-            found[at] = left.pop(like)
-    return found
-
-
-def _block(line: str, then: Sequence[str], former: Sequence[str], gone: range) -> str:
-    """Return in words that a line came into a block or out of one, "" of any other."""
-    letters = {"    " + line: "no longer in", line.removeprefix("    "): "newly in a block"}
-    for text, said in letters.items():
-        found = [at for at in gone if then[at] == letters_of(text) and text != line]
-        found = [at for at in found if not former or former[at] == text]  # equal by chance
-        if found and said == "no longer in":
-            above = (former[at] for at in range(found[0] - 1, -1, -1) if former)
-            head = next((one for one in above if _indent(one) < _indent(text)), " a block:")
-            return f"  # {said} {head.strip().removesuffix(':')}"
-        if found:
-            return f"  # {said}"
-    return ""
-
-
-def _indent(line: str) -> int:
-    return len(line) - len(line.lstrip())
-
-
-def _difference(was: str, now: str) -> tuple[str, str]:
-    """Return in words what of a line was otherwise, and all that differs."""
-    then, there = (re.findall(rf"{_VALUE.pattern}|\W", one) for one in (was, now))
-    matched = SequenceMatcher(None, then, there, autojunk=False).get_opcodes()
-    changes = [one for one in matched if one[0] != "equal"]
-    gone = ["".join(then[start:stop]).strip(" ,") for _, start, stop, *_ in changes]
-    came = ["".join(there[first:last]).strip(" ,") for *_, first, last in changes]
-    note = f"  # was: {_shortened([was])}"
-    are_values = all(map(_VALUE.fullmatch, (*gone, *came)))
-    are_constants = [*map(_constants, gone)] == [[one] for one in gone]
-    if not any(gone) and any(came) and all(map(_is_whole, came)):
-        note = f"{_CAME}{listed([*filter(None, came)])}"
-    elif are_values and (are_constants or len(gone) == 1):
-        named = [_named_value(then, start, stop) for _, start, stop, *_ in changes]
-        note = f"  # was: {listed(named, len(named)) if named[1:] else gone[0]}"
-    return note, " ".join((*gone, *came))
-
-
-def _named_value(tokens: Sequence[str], start: int, stop: int) -> str:
-    """Return a value of a line with the name that it is given there."""
-    at = start
-    while at and tokens[at - 1] in " :=":
-        at -= 1
-    first = at - 1 if 0 < at < start and _VALUE.fullmatch(tokens[at - 1]) else start
-    return "".join(tokens[first:stop])
-
-
-def _is_whole(text: str) -> bool:
-    """Tell whether a piece of a line is understood alone: arguments, or what follows a name."""
-    try:
-        return bool(ast.parse(f"_{text}" if text.startswith(".") else f"_({text})"))
-    except SyntaxError:
-        return False
-
-
-def _shortened(lines: Iterable[str]) -> str:
-    return shorten("; ".join(lines), _LONGEST, placeholder=" …")
-
-
-def _shown(line: str) -> str:
-    return _SECRET.sub(r"\1…", line.strip())
+            return {at: without_secrets(line[2:]) for at, line in lines.items()}
+    return {}
 
 
 def _around(name: str) -> str:

@@ -1,0 +1,388 @@
+"""How a function of the program differs from what it was: as a diff, without what is no news."""
+
+from __future__ import annotations
+
+import ast
+import operator
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from difflib import SequenceMatcher, get_close_matches
+from enum import IntEnum
+from functools import partial
+from itertools import groupby, pairwise
+from textwrap import shorten
+from typing import NamedTuple
+
+from pytest_torchmem.printable import counted, listed
+from pytest_torchmem.profile.facts import CodeRow
+from pytest_torchmem.tracing.code import NAME, letters_of
+
+_LONGEST = 160
+"""Characters of lines that are gone."""
+_FAR = 6
+"""Lines, beyond which two that changed are no one change."""
+_CAME, STOOD = "  # came: ", "  # stood "
+WORD = re.compile(r"\w+")
+OWN_WORD = re.compile(r"(?:self\.)?\w+")
+_VALUE = re.compile(r""""[^"]*"|'[^']*'|\d[\d._]*e[+-]?\d+|[\w.]+""")
+_NAMED = re.compile(r"\s*(\w+=\s*)+")
+"""What arguments have that are given by their names now."""
+_SETS = re.compile(r"self\.(\w+) = (\w+\.)*\1$|raise\b")
+"""What passes an argument on, or refuses it."""
+_PATH = re.compile(r"\b(?:\w+\.)+(?=\w)")
+_DEFAULT = re.compile(r"\w+[^=,()]*=(?:\([^)]*\)|[^,()])+")
+HEAD = re.compile(r"(async )?def |class ")
+_SETS_VARIABLE = re.compile(r"(?:^\s*|\bfor |, )(\w+)(?=, \w+(?: =|, | in )| = | in )")
+_ASSIGNMENT = re.compile(r"(\w+) = (.+)")
+_SAYS_LITTLE = re.compile(
+    r"^(from|import)\b|^\W*$|\(new\)$|^\w*(print|log(ger|ging)?(\.\w+)?|warn(ings\.warn)?)\("
+)
+"""Lines of code that import or print, and new libraries, which say little beside others."""
+_SECRET = re.compile(
+    r"""(?i)((?:token|secret|passw\w*|key|credentials?)["']?\s*[:=]\s*)"""
+    r"""["']?(?=[\w\-+/.]*\d)[\w\-+/.]{20,}(?![\w(])["']?"""
+)
+
+
+class Order(IntEnum):
+    """How likely a changed line is meant, if no more is known of it."""
+
+    NEWS = 0
+    MOVED = 1
+    """It is there from another function, takes other arguments, with no other defaults, passes one
+    on, or reads something where it stands now.
+    """
+    SAME = 2
+    """Variables alone have other names."""
+
+
+class Row(NamedTuple):
+    """A line that came, or is gone."""
+
+    order: Order
+    news: str
+    """What of it differs."""
+    row: CodeRow
+    note: str = ""
+    """What it was, or where it comes from."""
+    is_pair: bool = False
+    """The one that is gone before it says so, too."""
+
+    @property
+    def text(self) -> str:
+        return self.row.text + self.note
+
+    @property
+    def says_little(self) -> bool:
+        return bool(_SAYS_LITTLE.search(self.row.text.strip()))
+
+
+Claims = Mapping[tuple[str, int], tuple[str, str]]
+"""By functions and numbers the lines that are like one that another function lost: it, and that."""
+
+
+class _Part(NamedTuple):
+    """Lines that follow each other: where they stood, and where those are that stand there now."""
+
+    is_equal: bool
+    then: range
+    now: range
+
+
+class FunctionDifference:
+    """The lines of a function then and now, with new names of others undone: then as letters, and
+    as text (``former``) where a version of the file has them.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        was: str,
+        lines: Mapping[int, str],
+        names: Mapping[str, str],
+        anew: tuple[AbstractSet[str], AbstractSet[str]],
+        former: Sequence[str],
+        moved: tuple[Mapping[str, str], AbstractSet[str]],
+        claims: Claims,
+    ) -> None:
+        self._name, self._former, (self._lost, got), self._claims = name, former, moved, claims
+        self._numbers, self._letters = [*lines], [line[:2] for line in lines.values()]
+        self._now = [without_secrets(line[2:]) for line in lines.values()]
+        # Where the texts are known, what only stands in another block is the same line.
+        key_of = partial(NAME.sub, "") if former else letters_of
+        then = self._keys_then = [*map(key_of, without_names(former, anew[0]))] or letters_by_line(
+            was
+        )
+        as_named = partial(WORD.sub, lambda word: names.get(word[0], word[0]))
+        own = [one.strip() for one in self._now] if former else self._now
+        every = zip(map(as_named, own), without_names(own, anew[1]), own, strict=True)
+        keys = ([*map(key_of, one)] for one in every)
+        self._keys = [next((one for one in own if one in then), own[-1]) for own in keys]
+        self._as_before = _as_before([one.strip() for one in former], own, *anew)
+        matched = SequenceMatcher(None, then, self._keys, autojunk=False).get_opcodes()
+        self._parts = [*self._by_block(matched)]
+        changed = [one for one in self._parts if not one.is_equal]
+        self._stood = {then[at]: part for part in changed for at in part.then}
+        came = [at for part in changed for at in part.now]
+        kept, elsewhere = {self._keys[at] for at in came}, {text for _, text in claims.values()}
+        gone = (at for part in changed for at in part.then if then[at] not in kept)
+        gone = (at for at in gone if was[2 * at : 2 * at + 2] not in got)
+        self._gone = {at for at in gone if not former or former[at].strip() not in elsewhere}
+        new = (at for at in came if self._keys[at] not in self._stood)
+        fresh = {at: self._now[at].strip() for at in new if self._letters[at] not in self._lost}
+        self._pairs = _pairs({at: former[at].strip() for at in self._gone if former}, fresh)
+
+    def _by_block(self, matched: Iterable[tuple[str, int, int, int, int]]) -> Iterator[_Part]:
+        """Yield the parts; equal lines that came into a block or out of one are others, unless
+        what begins that block came or went before them.
+        """
+        former, begins = self._former, False
+        of_all = _indent(self._now[0]) - _indent(former[0]) if former else 0
+        for tag, start, stop, first, last in matched:
+            if tag != "equal" or not former:
+                yield _Part(tag == "equal", range(start, stop), range(first, last))
+                own = (*former[start:stop], *self._now[first:last])
+                begins = any(one.endswith(":") for one in own)
+                continue
+            at, by = start, first - start
+            shifts = (_indent(self._now[n + by]) - _indent(former[n]) for n in range(start, stop))
+            for shift, run in groupby(shifts):
+                end = at + len([*run])
+                is_equal = shift == of_all or (begins and at == start)
+                yield _Part(is_equal, range(at, end), range(at + by, end + by))
+                at = end
+            begins = False
+
+    def changes(self) -> Iterator[list[Row]]:
+        """Yield the rows of what changed; parts that one line separates are together, and the
+        first line of a block with what begins it.
+        """
+        group, parts = list[_Part](), self._parts
+        for at, part in enumerate(parts):
+            is_between = len(part.now) == 1 and bool(group) and at + 1 < len(parts)
+            if not part.is_equal or is_between:
+                group.append(part)
+            elif group:
+                yield from self._apart([*self._rows(group), self._between(part.now.start)])
+                group = []
+        yield from self._apart([*self._rows(group)]) if group else ()
+
+    def _apart(self, rows: Sequence[Row]) -> Iterator[list[Row]]:
+        """Yield rows in pieces of lines that are near each other."""
+        numbers = [one.row.number for one in rows]
+        ends = [at for at in range(1, len(rows)) if numbers[at] - numbers[at - 1] > _FAR]
+        for start, end in pairwise((0, *ends, len(rows))):
+            if any(one.row.sign != " " for one in rows[start:end]):
+                yield [*rows[start:end]]
+
+    def _rows(self, group: Sequence[_Part]) -> Iterator[Row]:
+        """Yield the rows of parts, what is gone before what came for it."""
+        changed = [part for part in group if not part.is_equal]
+        gone = self._gone.union(
+            at
+            for part in changed
+            for at in part.then
+            if any(self._keys[one] == self._keys_then[at] for each in changed for one in each.now)
+        )
+        for part in group:
+            if part.is_equal:
+                yield self._between(part.now.start)
+                continue
+            left = [at for at in part.then if at in gone]
+            ends = [end if (end := self._pairs.get(at, -1)) in part.then else -1 for at in part.now]
+            for at, end in zip(part.now, ends, strict=True):
+                row, until = self._new(at, group), end if max(ends) >= 0 else part.then.stop
+                ends[at - part.now.start] = -1
+                for one in (one for one in left if one <= until and self._former):
+                    yield self._of_gone(at, self._former[one], row if one == end else None)
+                left = [one for one in left if one > until]
+                yield row
+            if self._former:
+                for one in left:
+                    yield self._of_gone(part.now.stop, self._former[one])
+            elif left and not part.now:
+                yield self._of_gone(part.now.stop, f"{counted(len(left), 'line')} of before")
+
+    def _between(self, at: int) -> Row:
+        return Row(Order.SAME, "", CodeRow(" ", self._numbers[at], self._now[at]))
+
+    def _of_gone(self, at: int, text: str, pair: Row | None = None) -> Row:
+        row = CodeRow("-", self._numbers[min(at, len(self._numbers) - 1)], text)
+        if pair is not None:
+            return Row(pair.order, pair.news, row)
+        return Row(Order.MOVED if text.strip() in self._as_before else Order.NEWS, text, row)
+
+    def _new(self, at: int, group: Sequence[_Part]) -> Row:
+        """Return the row of a line that came, with what is known of where it comes from."""
+        number, text = self._numbers[at], self._now[at].strip()
+        order, news, note, was = Order.NEWS, text, "", ""
+        pair, stood = self._pairs.get(at), self._stood.get(self._keys[at])
+        then = range(group[0].then.start, group[-1].then.stop)
+        if stood is not None and stood not in group:  # it passed a line
+            is_later = stood.now.start < at
+            over = self._now[max(0, (at if is_later else stood.now.start) - 1)].strip()
+            note = f"{STOOD}{'before' if is_later else 'after'}: {over}"
+        elif stood is None and self._letters[at] in self._lost:
+            order, note = Order.MOVED, _from(self._lost[self._letters[at]])
+        elif pair is not None:
+            was = self._former[pair].strip()
+            note, news = _difference(was, text)
+            if pair not in then:  # it passed what did not change
+                before = pair < then.start
+                passed = self._former[then.start - 1 if before else then.stop].strip()
+                note = note or f"  # was: {_shortened([was])}"
+                note += f"; stood {'before' if before else 'after'}: {passed}"
+                news += passed
+            is_head = HEAD.match(text) and {*_DEFAULT.findall(was)} <= {*_DEFAULT.findall(text)}
+            sides = (_PATH.sub("", one) for one in (was, text))
+            if is_head or text.endswith(f" = {was}") or operator.eq(*sides):
+                order = Order.MOVED
+        elif claim := self._claims.get((self._name, number)):
+            order, news, note = _from_another(claim, text)
+        alike = [self._keys_then[one][0] for one in then if not (self._former or stood)]
+        if _NAMED.fullmatch(news) or self._keys[at][0] in alike:
+            order = Order.SAME
+        elif _SETS.match(text) or text in self._as_before:
+            order = max(order, Order.MOVED)
+        return Row(order, news, CodeRow("+", number, self._now[at]), note, pair in then)
+
+
+def rows_of_new(
+    name: str, lines: Mapping[int, str], lost: Mapping[str, str], claims: Claims
+) -> list[Row]:
+    """Return the rows of a new function, the head first; those that other functions ``lost`` are
+    no news.
+    """
+    shown = {number: without_secrets(line[2:]) for number, line in lines.items()}
+    telling = [number for number, text in shown.items() if not _SAYS_LITTLE.search(text.strip())]
+    head = next((one for one in telling if NAME.search(shown[one])), [*telling, *lines][0])
+    found = list[Row]()
+    for number, text in shown.items():
+        order, note, news = Order.NEWS, "", text.strip()
+        if number <= head:
+            order = Order.MOVED
+        elif (was := lost.get(lines[number][:2])) is not None:
+            order, note = Order.MOVED, _from(was)
+        elif (name, number) in claims:
+            order, news, note = _from_another(claims[name, number], text.strip())
+        found.append(Row(order, news, CodeRow("+", number, text), note))
+    return found
+
+
+def _as_before(
+    then: Sequence[str], now: Sequence[str], gone: AbstractSet[str], new: AbstractSet[str]
+) -> set[str]:
+    """Return the lines that compute what others did before variables were ``gone`` or ``new``, and
+    those that set these.
+    """
+    sides = ((now, new, then), (then, gone, now)) if then else ()
+    found = set[str]()
+    for own, names, others in sides:
+        pairs = (one for line in own if (one := _ASSIGNMENT.fullmatch(line)))
+        every = "\n".join(others)
+        values = {one[1]: one[2] for one in pairs if one[1] in names and one[2] in every}
+        found |= {f"{name} = {value}" for name, value in values.items()}
+        for line in own:
+            whole = "".join(values.get(one, one) for one in re.split(r"(\w+)", line))
+            found |= {whole, line} if whole != line and whole in others else set()
+    return found
+
+
+def renamed_variables(then: Sequence[str], lines: Iterable[str]) -> tuple[set[str], set[str]]:
+    """Return the variables that a function sets no longer and nowhere has, and those it had not."""
+    sides = then, [line[2:] for line in lines]
+    words = [{word for line in own for word in WORD.findall(line)} for own in sides]
+    names = [{word for line in own for word in _SETS_VARIABLE.findall(line)} for own in sides]
+    return names[0] - words[1], names[1] - words[0]
+
+
+def without_names(lines: Iterable[str], names: AbstractSet[str]) -> Iterator[str]:
+    """Yield lines with one sign for each of the names, which have others on the other side."""
+    own = names | {f"self.{one}" for one in names}  # a field of a class
+    for line in lines:
+        yield OWN_WORD.sub(lambda word: "\0" if word[0] in own else word[0], line.strip())
+
+
+def _from(name: str) -> str:
+    return f"  # from {name.rpartition(': ')[2] or 'another file'}"
+
+
+def _from_another(was: tuple[str, str], text: str) -> tuple[Order, str, str]:
+    """Return what differs from a line of another function, and in words what it was there."""
+    name, then = was
+    if then == text:
+        return Order.MOVED, text, _from(name)
+    note, news = _difference(then, text)
+    note = note or f"  # was: {_shortened([then])}"
+    where = name.rpartition(": ")[2].rpartition(".")[2] or "no function"
+    return Order.NEWS, news, f"{note}, in {where}"
+
+
+def _pairs(gone: Mapping[int, str], came: Mapping[int, str]) -> dict[int, int]:
+    """Return by positions of new lines those of the former ones that they are most like."""
+    left, found = {text: at for at, text in sorted(gone.items())}, dict[int, int]()
+    for at, text in came.items():
+        for like in get_close_matches(text, left, 1):
+            found[at] = left.pop(like)
+    return found
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip())
+
+
+def _difference(was: str, now: str) -> tuple[str, str]:
+    """Return in words what of a line was otherwise, "" where that is best read in full, and all
+    that differs.
+    """
+    then, there = (re.findall(rf"{_VALUE.pattern}|\W", one) for one in (was, now))
+    matched = SequenceMatcher(None, then, there, autojunk=False).get_opcodes()
+    changes = [one for one in matched if one[0] != "equal"]
+    gone = ["".join(then[start:stop]).strip(" ,") for _, start, stop, *_ in changes]
+    came = ["".join(there[first:last]).strip(" ,") for *_, first, last in changes]
+    note = ""
+    are_values = all(map(_VALUE.fullmatch, (*gone, *came)))
+    are_constants = [*map(_constants, gone)] == [[one] for one in gone]
+    if not any(gone) and any(came) and all(map(_is_whole, came)):
+        note = f"{_CAME}{listed([*filter(None, came)])}"
+    elif gone and are_values and (are_constants or len(gone) == 1):
+        named = [_named_value(then, start, stop) for _, start, stop, *_ in changes]
+        note = f"  # was: {listed(named, len(named)) if named[1:] else gone[0]}"
+    return note, " ".join((*gone, *came))
+
+
+def _constants(text: str) -> list[str]:
+    """Return the numbers and texts of a line, which are none of its names."""
+    return [one for one in _VALUE.findall(text) if not (one[0].isalpha() or one[0] in "_.")]
+
+
+def _named_value(tokens: Sequence[str], start: int, stop: int) -> str:
+    """Return a value of a line with the name that it is given there."""
+    at = start
+    while at and tokens[at - 1] in " :=":
+        at -= 1
+    first = at - 1 if 0 < at < start and _VALUE.fullmatch(tokens[at - 1]) else start
+    return "".join(tokens[first:stop])
+
+
+def _is_whole(text: str) -> bool:
+    """Tell whether a piece of a line is understood alone: arguments, or what follows a name."""
+    try:
+        return bool(ast.parse(f"_{text}" if text.startswith(".") else f"_({text})"))
+    except SyntaxError:
+        return False
+
+
+def _shortened(lines: Iterable[str]) -> str:
+    return shorten("; ".join(lines), _LONGEST, placeholder=" …")
+
+
+def without_secrets(line: str) -> str:
+    """Return a line without what a configuration may hold, and no report is to show."""
+    return _SECRET.sub(r"\1…", line)
+
+
+def letters_by_line(text: str) -> list[str]:
+    """Return the letters of each line, as a snapshot has them."""
+    return re.findall("..", text)
