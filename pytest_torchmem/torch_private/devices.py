@@ -15,15 +15,11 @@ from typing import Any
 
 import torch
 
-from pytest_torchmem.torch_private.names import private, private_attribute
+from pytest_torchmem.torch_private.names import optional, private, private_attribute
 from pytest_torchmem.torch_private.patches import Additions, having, replaced_all, unless
 
 #: Asks the driver; builds without CUDA have none.
-_count: Callable[[], int] = (
-    private("torch._C._cuda_getDeviceCount")
-    if hasattr(torch._C, "_cuda_getDeviceCount")
-    else lambda: 0
-)
+_count: Callable[[], int] = optional("torch._C._cuda_getDeviceCount") or (lambda: 0)
 
 
 def has_gpu() -> bool:
@@ -57,10 +53,8 @@ EventType: Any = private("torch._C._profiler._EventType")
 record_memory_history: Callable[..., None] = private("torch.cuda.memory._record_memory_history")
 memory_snapshot: Callable[[], dict[str, Any]] = private("torch.cuda.memory._snapshot")
 #: Gives back the workspaces of cuBLAS; builds without CUDA have none.
-clear_cublas_workspaces: Callable[[], None] = (
-    private("torch._C._cuda_clearCublasWorkspaces")
-    if hasattr(torch._C, "_cuda_clearCublasWorkspaces")  # is_built() may be that of a fake GPU
-    else lambda: None
+clear_cublas_workspaces: Callable[[], None] = optional("torch._C._cuda_clearCublasWorkspaces") or (
+    lambda: None
 )
 _profiler_runs = private_attribute("torch.autograd.profiler._is_profiler_enabled")
 _COUNTS_ALL_THREADS = "FLAGS_caffe2_report_cpu_memory_usage"

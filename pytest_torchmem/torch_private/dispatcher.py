@@ -249,12 +249,10 @@ _USUAL_VIEWS = listed("""
 
 
 #: What a profiler is told of: on the way through Python, its records would lose their class of C++.
-_OF_PROFILERS = (
-    "profiler::_record_function_enter",
-    "profiler::_record_function_enter_new",
-    "profiler::_record_function_exit",
-    "profiler::_record_function_exit._RecordFunction",
-)
+_OF_PROFILERS = listed("""
+    profiler::_record_function_enter profiler::_record_function_enter_new
+    profiler::_record_function_exit profiler::_record_function_exit._RecordFunction
+""")
 
 
 @cache

@@ -175,22 +175,17 @@ def nccl_groups(off: Callable[[], bool]) -> tuple[Replacements, Sequence[LookedA
     looked_at = ((sys.modules, _C10D, ABSENT if c10d is None else c10d),)
     if c10d is None or fake is None or _is_built() is None:
         return [], looked_at
-    replaced: list[tuple[Any, dict[str, Any]]] = [
-        (
-            c10d,
-            {
-                "_NCCL_AVAILABLE": True,
-                "default_pg_nccl_timeout": _TIMEOUT,
-                # Groups are made anew, as a fake one gives no part of itself to others. Since torch
-                # 2.15 it says that it would (FakeProcessGroup.hpp, ``supportsSplitting``), to
-                # groups with options of its own kind.
-                _SPLIT: unless(off, lambda *_: None, getattr(c10d, _SPLIT)),
-            },
-        ),
-        _sequence_numbers(),
-    ]
+    of_module: dict[str, Any] = {
+        "_NCCL_AVAILABLE": True,
+        "default_pg_nccl_timeout": _TIMEOUT,
+        # Groups are made anew, as a fake one gives no part of itself to others. Since torch 2.15 it
+        # says that it would (FakeProcessGroup.hpp, ``supportsSplitting``), to groups with options
+        # of its own kind.
+        _SPLIT: unless(off, lambda *_: None, getattr(c10d, _SPLIT)),
+    }
     names = [name for name, one in _NCCL.items() if one is None or hasattr(c10d, one)]
-    return replaced + _groups(dict.fromkeys(names, (0, 1)), off), looked_at
+    groups = _groups(dict.fromkeys(names, (0, 1)), off)
+    return [(c10d, of_module), _sequence_numbers(), *groups], looked_at
 
 
 def groups_of_world(rank: int, size: int, off: Callable[[], bool]) -> Replacements:
@@ -216,13 +211,8 @@ def groups_of_world(rank: int, size: int, off: Callable[[], bool]) -> Replacemen
     values["get_debug_level"] = debug_level
     # What was received from anybody is the first other process's.
     source = unless(off, lambda _: int(rank == 0), getattr(_work(), _SOURCE))
-    return [
-        *there,
-        (c10d, values),
-        public,
-        _sequence_numbers(),
-        (_work(), {_SOURCE: source, **_held_work(off)}),
-    ]
+    of_work = _work(), {_SOURCE: source, **_held_work(off)}
+    return [*there, (c10d, values), public, _sequence_numbers(), of_work]
 
 
 def _sequence_numbers() -> tuple[Any, dict[str, Any]]:

@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
+from itertools import compress
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -317,12 +318,7 @@ class _Kernels:
 
     def _kernel(self, name: str, writes: Sequence[bool] | None) -> Callable[..., None]:
         def run(*args: Any, **kwargs: Any) -> None:
-            tensors = [
-                value
-                for position, value in enumerate(args)
-                if isinstance(value, Tensor)
-                and (writes is None or (position < len(writes) and writes[position]))
-            ]
-            self._written(name, tensors)
+            written = args if writes is None else compress(args, writes)
+            self._written(name, [one for one in written if isinstance(one, Tensor)])
 
         return run

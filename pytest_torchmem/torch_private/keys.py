@@ -216,11 +216,8 @@ def lacks_geometry(operator: OpOverload) -> bool:
     if operator.namespace == "aten":
         return False
     definition = _find_definition(operator.name())
-    return (
-        definition is not None
-        and _fake_kernel_of(definition) is None
-        and not _returns_nothing(operator)
-    )
+    described = definition is None or _fake_kernel_of(definition) is not None
+    return not (described or _returns_nothing(operator))
 
 
 def undescribed_in_python(operator: OpOverload, device: str) -> Any:

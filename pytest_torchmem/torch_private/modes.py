@@ -273,10 +273,7 @@ def _overridable(own: property) -> property:
     get: Any = own.fget
 
     def getter(tensor: Tensor) -> Any:
-        kind = type(tensor)
-        if (
-            (kind not in _PLAIN and overrides(kind)) or function_modes()
-        ) and torch_function_enabled():
+        if (overrides(type(tensor)) or function_modes()) and torch_function_enabled():
             asked: Any = made.__get__
             found = _ask_as_cpp(asked, [tensor], (tensor,))
             if found is not NotImplemented:

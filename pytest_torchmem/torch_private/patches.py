@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import cache, partial, wraps
 from inspect import getattr_static
 from itertools import repeat
-from operator import is_
+from operator import attrgetter, is_
 from types import MethodType, ModuleType, SimpleNamespace
 from typing import Any, ClassVar, TypeAlias
 from weakref import getweakrefs
@@ -461,10 +461,8 @@ def is_another(known: Callable[..., Any] | None, function: Callable[..., Any]) -
     """Return whether a registry's entry would be replaced by a function from another place. A
     module that is imported anew, as under pytester in one process, registers its own again.
     """
-    return known is not None and (known.__module__, known.__qualname__) != (
-        function.__module__,
-        function.__qualname__,
-    )
+    place = attrgetter("__module__", "__qualname__")
+    return known is not None and place(known) != place(function)
 
 
 #: What optimizers and ``clip_grad_norm_`` sort tensors by.

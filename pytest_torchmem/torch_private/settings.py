@@ -129,10 +129,7 @@ def _of_process() -> Iterator[Setting]:
         yield Setting(partial(precision, backend, what), partial(_set_precision, backend, what))
     yield Setting(torch.get_default_dtype, torch.set_default_dtype)
     yield Setting(
-        lambda: (
-            torch.are_deterministic_algorithms_enabled(),
-            torch.is_deterministic_algorithms_warn_only_enabled(),
-        ),
+        lambda: (prefers_deterministic(), _only_warns()),
         lambda both: torch.use_deterministic_algorithms(both[0], warn_only=both[1]),
     )
     yield Setting(
