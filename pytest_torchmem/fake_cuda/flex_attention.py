@@ -7,7 +7,7 @@ a fused reduction leaves. Values are computed on the host, some rows of scores a
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -39,11 +39,6 @@ def flex_attention(trace: TraceContext, module: Any) -> Iterator[None]:
         block_masks_replaced(fused.masks),
     ):
         yield
-
-
-def flex_attention_on_cpu(trace: TraceContext, module: Any) -> AbstractContextManager[None]:
-    """Run ``torch.nn.attention.flex_attention`` as it is, with what its functions capture."""
-    return captured_tensors_lifted()
 
 
 class _Mask(NamedTuple):

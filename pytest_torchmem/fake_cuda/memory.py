@@ -199,7 +199,6 @@ class DeviceMemory:
         self._asked.add(index)
 
     def _out_of_memory(self, failure: caching.OutOfMemory, entry: Allocation) -> Exception:
-        """Return the error of a request that failed."""
         gpu, allowed = self.gpu, self.allocator.allowed
         message = (
             f"CUDA out of memory. Tried to allocate {format_size(failure.segment)}. GPU "

@@ -381,14 +381,8 @@ def launch(
     if computed(trace, kernel, given, sizes):
         return
     written = written_arguments(kernel)
-    trace.values.forget(
-        [
-            tensor
-            for name, value in given.items()
-            if written is None or name in written
-            for tensor in _tensors(value)
-        ]
-    )
+    changed = [one for name, one in given.items() if written is None or name in written]
+    trace.values.forget(_tensors(changed))
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

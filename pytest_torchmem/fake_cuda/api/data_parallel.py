@@ -7,7 +7,6 @@ one tensor. A collective of ``torch.distributed`` is an operator and never gets 
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
 from importlib import import_module
 from typing import Any
 
@@ -17,7 +16,7 @@ from torch.nn import parallel
 from torch.nn.parallel import comm, scatter_gather
 
 from pytest_torchmem.fake_cuda.api.session import SESSION, FakeGpu, Functions
-from pytest_torchmem.interception.context import LASTING, Layer, TraceContext
+from pytest_torchmem.interception.context import Layer, TraceContext
 from pytest_torchmem.targets.target import as_device
 from pytest_torchmem.torch_private.distributed import nccl_groups
 from pytest_torchmem.torch_private.patches import Replacements
@@ -158,12 +157,8 @@ NCCL_VERSION = (2, 28, 9)
 """The NCCL that torch 2.13's CUDA wheels ask for."""
 
 
-def nccl_process_groups() -> AbstractContextManager[None]:
+def nccl_process_groups(trace: TraceContext) -> Layer[None]:
     """Have the backend ``"nccl"`` in ``torch.distributed``."""
-    return LASTING.layer("nccl", _functions)
-
-
-def _functions(trace: TraceContext) -> Layer[None]:
     replacements, looked_at = nccl_groups(trace.off)
     return Layer(replacements, None, looked_at=looked_at)
 

@@ -14,8 +14,7 @@ have no storage of their own: ``torch.Tensor._make_wrapper_subclass`` makes one 
 given.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import cache
 from inspect import unwrap
 from numbers import Integral
@@ -368,9 +367,7 @@ def _numbered(trace: TraceContext, device: torch.device) -> torch.device:
 
 
 def _is_gpu(device: Any) -> bool:
-    return (
-        device is not None and not isinstance(device, int) and torch.device(device).type == "cuda"
-    )
+    return not isinstance(device, int | None) and torch.device(device).type == "cuda"
 
 
 def as_cpp_has_it(device: Any) -> Any:
@@ -448,13 +445,8 @@ class WrapperSubclasses(Functions):
 
     def __init__(self, trace: TraceContext) -> None:
         super().__init__(trace)
-        self._devices: Any = WeakIdKeyDictionary()
-
-    @contextmanager
-    def noted_in(self, trace: TraceContext) -> Iterator[None]:
-        """Let what is noted of wrappers go with their contents."""
-        trace.noted_contents.append(self._devices)
-        yield
+        self.devices: Any = WeakIdKeyDictionary()
+        """Those that they were made for: they go with the wrappers' contents."""
 
     def device_of(self, tensor: Tensor) -> torch.device | None:
         """Return the device of a wrapper, None for other tensors.
@@ -462,7 +454,7 @@ class WrapperSubclasses(Functions):
         It is the one that it was made for, or that of what it wraps: C++ makes ``DTensor``
         (torch/csrc/autograd/python_variable.cpp, ``DTensor_new``).
         """
-        found: torch.device | None = self._devices.get(tensor)
+        found: torch.device | None = self.devices.get(tensor)
         if found is None and has_dispatch(tensor) and is_wrapper(tensor):
             inner = next(iter(wrapped_tensors(tensor)), None)
             found = None if inner is None else inner.device
@@ -477,5 +469,5 @@ class WrapperSubclasses(Functions):
         made = original(*args, **kwargs)
         for device in map(torch.device, named):
             if device.type == "cuda":
-                self._devices[made] = device
+                self.devices[made] = device
         return made

@@ -255,7 +255,5 @@ def _names_device(target: Any, func: OpOverload) -> bool:
         return target in _SAY_DEVICE or target.startswith("new_")
     if isinstance(target, OpOverload):
         return target is func or _creates(target)
-    return HOLDERS.original(target) in modes.device_constructors() or target in (
-        Tensor.to,
-        Tensor.cpu,
-    )
+    moves = target in (Tensor.to, Tensor.cpu)
+    return moves or HOLDERS.original(target) in modes.device_constructors()

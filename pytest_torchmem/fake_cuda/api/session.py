@@ -228,8 +228,8 @@ def _runtime(gpu: FakeGpu) -> Any:
     )
 
 
-def nothing(*_: object) -> None:
-    """Return nothing, whatever was done."""
+def nothing(*_: Any, **__: Any) -> None:
+    """Return nothing: all work is done, and there is none to wait for."""
 
 
 _SYNC_DEBUG_MODES = {"default": 0, "warn": 1, "error": 2}

@@ -18,16 +18,12 @@ import torch
 from pytest_torchmem.allocator.caching import segments
 from pytest_torchmem.allocator.device_memory import PoolId
 from pytest_torchmem.errors import UsageError
-from pytest_torchmem.fake_cuda.api.session import SESSION, FakeGpu, Functions
+from pytest_torchmem.fake_cuda.api.session import SESSION, FakeGpu, Functions, nothing
 from pytest_torchmem.fake_cuda.memory import DeviceMemory
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.interception.values.computed import GraphRecording
 from pytest_torchmem.torch_private.devices import host_cache_known
 from pytest_torchmem.torch_private.patches import replaced
-
-
-def _at_once(*_: Any, **__: Any) -> None:
-    """Return: all work is done, and there is nothing to wait for."""
 
 
 class Stream:
@@ -47,7 +43,7 @@ class Stream:
         self.stream_id = self.cuda_stream = self.native_handle = stream_id
         self._before: list[tuple[Stream, int]] = []
 
-    synchronize = _at_once
+    synchronize = nothing
 
     def wait_event(self, event: Any) -> None:
         """Do nothing but join the capture that the event was recorded in."""
@@ -84,10 +80,8 @@ class Stream:
         if not isinstance(other, Stream):
             return False
         # Dynamo makes streams that have nothing yet, to compare them.
-        return (getattr(other, "stream_id", None), getattr(other, "device", None)) == (
-            getattr(self, "stream_id", None),
-            getattr(self, "device", None),
-        )
+        own, others = vars(self), vars(other)
+        return all(own.get(name) == others.get(name) for name in ("stream_id", "device"))
 
     def __hash__(self) -> int:
         return hash((self.stream_id, self.device))
@@ -112,7 +106,7 @@ class Event:
         self.capture: GraphRecording | None = None
         """That of the graph in whose capture it was recorded."""
 
-    synchronize = _at_once
+    synchronize = nothing
 
     def record(self, stream: Any = None) -> None:
         stream = _current(_current_device()) if stream is None else stream
@@ -297,7 +291,7 @@ class CUDAGraph:
             raise RuntimeError("capture_end() must have been called before calling instantiate")
 
     #: There is no graph of the driver's that would use a generator, or could be written down.
-    register_generator_state = enable_debug_mode = debug_dump = _at_once
+    register_generator_state = enable_debug_mode = debug_dump = nothing
 
     def raw_cuda_graph(self) -> NoReturn:
         raise UsageError(

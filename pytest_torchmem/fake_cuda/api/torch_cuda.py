@@ -89,16 +89,16 @@ def attention(trace: TraceContext) -> Replacements:
 
 def bindings() -> dict[str, Callable[..., Any]]:
     """Return them by name, for the GPUs of the trace that is running."""
-    cuda = torch.cuda
+    cuda, select = torch.cuda, session.SESSION.running.select
     return {
         "_accelerator_getDefaultGenerator": _default_generator,
-        "_cuda_exchangeDevice": _select,
+        "_cuda_exchangeDevice": select,
         "_cuda_getCurrentRawStream": lambda device: 0,
         "_cuda_getCurrentStream": lambda device: _triple(cuda.current_stream(device)),
         "_cuda_getDefaultStream": lambda device: _triple(cuda.default_stream(device)),
         "_cuda_getDevice": lambda: cuda.current_device(),
         "_cuda_isCurrentStreamCapturing": lambda: cuda.is_current_stream_capturing(),
-        "_cuda_maybeExchangeDevice": _select,
+        "_cuda_maybeExchangeDevice": select,
         "_cuda_setDevice": lambda device: cuda.set_device(device),
         "_cuda_setStream": _set_stream,
         "_cuda_synchronize": lambda: None,
@@ -108,10 +108,6 @@ def bindings() -> dict[str, Callable[..., Any]]:
 def _default_generator(device: int | None = None) -> torch.Generator:
     """What ``torch.accelerator.get_rng_state`` asks, and Inductor (torch/_inductor/ir.py)."""
     return torch.cuda.default_generators[torch.cuda.current_device() if device is None else device]
-
-
-def _select(device: int) -> int:
-    return session.SESSION.running.select(device)
 
 
 def _set_stream(stream_id: int, device_index: int, device_type: int) -> None:
@@ -311,15 +307,15 @@ def cuda_identity(trace: TraceContext, memories: Sequence[DeviceMemory]) -> Iter
         LASTING.layer("cuda", _functions) as owners,
         session.device_numbers(),
         gpu_generators(defaults),
-        data_parallel.nccl_process_groups(),
+        LASTING.layer("nccl", data_parallel.nccl_process_groups),
         streams.graphs_captured(),
         session.session(trace, API, gpus),
-        owners.wrappers.noted_in(trace),
         made_by(torch.UntypedStorage, owners.storages.make),
         made_by(torch.Tensor, owners.default_type.make),
         replaced(torch.cuda, default_generators=tuple(defaults)),
         bindings_known(bindings(), trace.off),
     ):
+        trace.noted_contents.append(owners.wrappers.devices)
         yield
 
 
