@@ -15,6 +15,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache, partial
+from traceback import walk_tb
 from types import CodeType, FrameType
 from typing import Any
 
@@ -232,10 +233,8 @@ class Attribution:
 
     def line_of(self, error: BaseException) -> str:
         """Return the innermost line outside of torch and of this package that raised, or ""."""
-        innermost = error.__traceback__
-        while innermost is not None and innermost.tb_next is not None:
-            innermost = innermost.tb_next
-        return "" if innermost is None else self._line(innermost.tb_frame)
+        frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+        return self._line(frames[-1]) if frames else ""
 
     def note_fused(self, name: str) -> None:
         """Take note that a function, compiled, is counted as its fused kernel."""

@@ -362,13 +362,13 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 _PLACES = "instead_of"
 
 
-def instead_of(owner: Any, *names: str) -> Callable[[_Method], _Method]:
-    """Let a method of ``Functions`` stand for a ``Replaceable``, or for attributes of ``owner``."""
+def instead_of(owner: Any, *names: Any) -> Callable[[_Method], _Method]:
+    """Let a method of ``Functions`` stand for each ``Replaceable``, or attributes of ``owner``."""
 
     def mark(method: _Method) -> _Method:
         places: list[Any] = vars(method).setdefault(_PLACES, [])
         if isinstance(owner, Replaceable):
-            places.append(owner)
+            places += (owner, *names)
         else:
             places += [Replaceable.of(owner, name) for name in names or (method.__name__,)]
         return method

@@ -306,12 +306,10 @@ class Conversion:
 
     def _note_foreign(self, record: StorageRecord, storage: torch.UntypedStorage) -> None:
         """Take note of the bytes of memory that torch's allocators did not make, once."""
-        address = (
-            storage.data_ptr()
-            if private.has_memory(storage) and not private.is_of_allocator(storage)
-            else 0
-        )
-        if address and self._foreign.get(address) is None:
+        if not private.has_memory(storage) or private.is_of_allocator(storage):
+            return
+        address = storage.data_ptr()
+        if self._foreign.get(address) is None:
             self._foreign[address] = own = cast(Any, record())
             if own is not storage:  # nothing else may come to lie at that address meanwhile
                 finalize(own, storage.nbytes)

@@ -167,11 +167,8 @@ class Decompositions:
         plan.repeatable = not by_values
         # The first outputs on each new storage, by the storage's index on the device.
         outputs: dict[int, plans.Output] = {}
-        for tensor, output in zip(
-            argument_tensors(result),
-            argument_leaves(plan.outputs, (plans.Output, plans.Same)),
-            strict=True,
-        ):
+        leaves = argument_leaves(plan.outputs, (plans.Output, plans.Same))
+        for tensor, output in zip(argument_tensors(result), leaves, strict=True):
             if type(output) is plans.Output and plan.slots[output.slot] >= 0:
                 record = self._ledger.records.get(storage_address(tensor))
                 if record is not None and record.ledger is device:

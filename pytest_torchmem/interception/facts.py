@@ -111,10 +111,8 @@ def _by_pattern(
     """Return what modules are or do, with the numbers that each is true of, by their pattern."""
     found: dict[str, tuple[Any, ...]] = {}
     for (pattern, own), numbers in known:
-        found[pattern] = (
-            *found.get(pattern, ()),
-            kind(*own)._replace(numbers=write_numbers(numbers)),
-        )
+        one = kind(*own)._replace(numbers=write_numbers(numbers))
+        found[pattern] = (*found.get(pattern, ()), one)
     return found
 
 

@@ -285,7 +285,7 @@ class Kernels:
             return call
 
         def on_gpu(tensor: Any, *, is_index: bool = False) -> Any:
-            if id(tensor) not in on_host:
+            if id(tensor) not in on_host or (is_index and tensor.dtype not in INDICES):
                 return tensor
             with (
                 self.decompositions.within(call.operator.name),
@@ -298,12 +298,7 @@ class Kernels:
         input, indices, *others = call.args
         others[:1] = [on_gpu(value) if value.dim() == 0 else value for value in others[:1]]
         if True not in others[1:2]:
-            indices = [
-                on_gpu(index, is_index=True)
-                if index is not None and index.dtype in INDICES
-                else index
-                for index in indices
-            ]
+            indices = [on_gpu(index, is_index=True) for index in indices]
         args = (input, indices, *others)
         tensors = argument_tensors((args, call.kwargs))
         records = [self._ledger.records[storage_address(tensor)] for tensor in tensors]
@@ -472,13 +467,10 @@ class Kernels:
         decomposition = spec.on(device).decomposition
         if decomposition is not None:
             take = self.decompositions.take_within
-            given = {"machine": self._target.machine(device), "outputs": outputs}
+            given: dict[str, Any] = {"machine": self._target.machine(device), "outputs": outputs}
+            given["take"] = lambda found: take(as_workspace(found, spec.name))
             return lambda *args, **kwargs: decomposition(
-                args,
-                kwargs,
-                call=GivenCall(args, kwargs, spec.overload),
-                take=lambda found: take(as_workspace(found, spec.name)),
-                **given,
+                args, kwargs, call=GivenCall(args, kwargs, spec.overload), **given
             )
         if spec.composite and not spec.one_kernel_on(self._target.device.type):
             return partial(run_composite_explicit, spec.overload)

@@ -305,11 +305,6 @@ class Ledger:
         for ledger in self.devices.values():
             ledger.module_calls.append((len(ledger.events), module))
 
-    def begin_step(self) -> None:
-        """Begin the same phase again on every device, since another step begins."""
-        for ledger in self.devices.values():
-            ledger.phases.append((len(ledger.events), self.phase))
-
     def attach(
         self,
         storage: torch.UntypedStorage,

@@ -482,7 +482,7 @@ class Phases:
         self._calls = self._attribution.outermost_calls
         self._step.module_called()
         if not self._enter():
-            self._ledger.begin_step()
+            self._ledger.enter(self._ledger.phase)  # again
 
     def enter_backward(self) -> None:
         """Begin a backward that Python starts; it ends as any other does."""

@@ -262,11 +262,9 @@ class Plan:
                 last = max(at for at, one in enumerate(alive) if one.nbytes == -request)
                 steps.append(-alive.pop(last).number)
         # An output whose size a library decides on is as sure as the workspace it asks for with it.
+        is_told = workspace.confidence in (Confidence.LIBRARY, Confidence.BOUNDED)
         for slot, sure in self.confidences.items():
-            if sure is Confidence.UNKNOWN and workspace.confidence in (
-                Confidence.LIBRARY,
-                Confidence.BOUNDED,
-            ):
+            if is_told and sure is Confidence.UNKNOWN:
                 self.confidences[slot] = workspace.confidence
         self.steps = (*steps, *workspace.kept, *(-one.number for one in reversed(alive)))
         noted = workspace._replace(requests=(), kept=())

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pytest_torchmem.errors import UnsupportedOperatorError
 from pytest_torchmem.interception.ledger import Ledger, StorageRecord
-from pytest_torchmem.interception.values.computed import laid_out_as
+from pytest_torchmem.interception.values.computed import HALVES, laid_out_as, to_single
 from pytest_torchmem.interception.values.known import KnownValues
 from pytest_torchmem.operators.calls import GivenCall
 from pytest_torchmem.operators.layouts import (
@@ -189,7 +189,6 @@ def run_compressed(
 
 
 _CPU = torch.device("cpu")
-_HALVES = (torch.float16, torch.bfloat16)
 _NO_KERNEL = "not implemented for"
 """What the CPU says of a type that a kernel does not know (ATen/Dispatch.h)."""
 #: Operators whose outputs have other entries on a GPU.
@@ -248,7 +247,7 @@ class SparseValues:
         for in_single in (False, True):  # what the CPU has no kernel for in half precision
             try:
                 with keys.at_kernels():
-                    twins = replace_tensors(twins, _in_single) if in_single else twins
+                    twins = replace_tensors(twins, to_single) if in_single else twins
                     given, named = operator.placed(twins[0], twins[1], _CPU)
                     return run(*given, **named), twins
             except (RuntimeError, NotImplementedError, ValueError, TypeError) as error:
@@ -291,7 +290,7 @@ class SparseValues:
                 if record is None or record.address in apart:
                     continue
                 value = real[place] if len(real) == len(parts) else None
-                if value is not None and part.dtype in _HALVES:
+                if value is not None and part.dtype in HALVES:
                     value = value.to(part.dtype)
                 if value is None or value.shape != part.shape or value.dtype != part.dtype:
                     self._values.contents.assume(record, None)
@@ -318,10 +317,6 @@ def strided_parts(tensor: Tensor) -> tuple[Tensor, ...]:
     if tensor.layout in COMPRESSED:
         return (*compressed_indices(tensor), tensor.values())
     return (tensor,)
-
-
-def _in_single(tensor: Tensor) -> Tensor:
-    return tensor.float() if tensor.dtype in _HALVES else tensor
 
 
 def put_together(tensor: Tensor, parts: list[Any]) -> Tensor:

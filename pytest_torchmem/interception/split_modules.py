@@ -177,11 +177,8 @@ class _Splitting:
             yield patches.pipeline_stage(), patches.FORWARD_VOTE, self._vote
             yield patches.pipeline_stage(), patches.BACKWARD_RESULT, self._tell_vote
         if module == program.LAUNCHER:
-            yield (
-                sys.modules.get(program.LAUNCHER),
-                program.LAUNCHES,
-                partial(program.launch_agent, self._trace),
-            )
+            launch = partial(program.launch_agent, self._trace)
+            yield sys.modules.get(program.LAUNCHER), program.LAUNCHES, launch
 
     def forget_states(self) -> None:
         """Forget what ``fully_shard`` made for modules, which are given back as they were."""
@@ -344,7 +341,6 @@ class _Reducers:
         self._traces: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
     def make(self, original: Any, parameters: Any, *args: Any, **kwargs: Any) -> Any:
-        """Make a reducer."""
         if self._trace.off():
             return original(parameters, *args, **kwargs)
         first = next(iter(parameters), None)

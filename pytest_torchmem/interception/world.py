@@ -167,11 +167,8 @@ class FilesOfOthers:
         of_paths: dict[str, Any] = {
             name: staticmethod(cast(Any, of_os[name])) for name in _PATHS_HAVE
         }
-        return [
-            (os, of_os),
-            (time, {"sleep": self.sleep}),
-            *([(_OF_PATHS, of_paths)] if _OF_PATHS is not None else ()),
-        ]
+        in_pathlib = [] if _OF_PATHS is None else [(_OF_PATHS, of_paths)]
+        return [(os, of_os), (time, {"sleep": self.sleep}), *in_pathlib]
 
     def stat(self, path: Any, *args: Any, **kwargs: Any) -> os.stat_result:
         """Return what is known of a file, as soon as the process that writes it has done so."""
@@ -299,16 +296,13 @@ def world_entered(
         return
     if not torch.distributed.is_available():
         raise UsageError("world_size= needs a build of torch that has torch.distributed")
-    standing = max(
-        (
-            one
-            for one in tuple(_STANDING)  # whatever its nodes have
-            if (one.world.size, one.world.rank) == (world.size, world.rank)
-            and one.groups.default is not None
-        ),
-        key=lambda one: one.is_on,
-        default=None,
-    )
+    same = [
+        one
+        for one in tuple(_STANDING)  # whatever its nodes have
+        if (one.world.size, one.world.rank) == (world.size, world.rank)
+    ]
+    with_group = (one for one in same if one.groups.default is not None)
+    standing = max(with_group, key=lambda one: one.is_on, default=None)
     had_group = _has_process_group()
     with ExitStack() as stack:
         stack.enter_context(variables(world.environment))
@@ -441,10 +435,8 @@ def _rendezvous(
         **kwargs: Any,
     ) -> None:
         if on_thread():
-            for name, asked, there in (
-                ("world_size", world_size, world.size),
-                ("rank", rank, world.rank),
-            ):
+            given = ("world_size", world_size, world.size), ("rank", rank, world.rank)
+            for name, asked, there in given:
                 if asked not in (-1, there):
                     raise UsageError(
                         f"init_process_group({name}={asked}) in a trace of {world}: let the "

@@ -35,7 +35,7 @@ from pytest_torchmem.interception.values.known import NotKnown
 from pytest_torchmem.step.trees import tensors_in
 from pytest_torchmem.torch_private import patches
 from pytest_torchmem.torch_private.dispatcher import reach_past_modes
-from pytest_torchmem.torch_private.keys import FAKE, excluded, is_excluded
+from pytest_torchmem.torch_private.keys import FAKE, is_excluded
 from pytest_torchmem.torch_private.modes import made_by, make
 from pytest_torchmem.torch_private.tensors import bytes_of, make_subclass
 
@@ -116,8 +116,7 @@ class RealStorages(Functions):
             (self._trace.meet if isinstance(made, Tensor) else self._trace.expect_made)(made)
         return made
 
-    @instead_of(patches.RECEIVING[0])
-    @instead_of(patches.RECEIVING[1])
+    @instead_of(*patches.RECEIVING)
     def received(self, original: Any, *args: Any) -> Any:
         """Book shared memory where it is mapped, as torch's profiler does (MapAllocator.cpp)."""
         storage = original(*args)
@@ -299,8 +298,7 @@ class _Data(Functions):
 
     # -- elements, one by one, and addresses -------------------------------------------------------
 
-    @instead_of(patches.to_dlpack[0])
-    @instead_of(patches.to_dlpack[1])
+    @instead_of(*patches.to_dlpack)
     @instead_of(torch.utils.dlpack, "to_dlpack")
     def exported(self, original: Any, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
         if self._trace.without_memory(tensor) is None:
@@ -374,8 +372,7 @@ class _Data(Functions):
             return True
         return getattr(record, "shared", False) or (not record.hollow and original(storage))
 
-    @instead_of(patches.SHARING[0])
-    @instead_of(patches.SHARING[1])
+    @instead_of(*patches.SHARING)
     def sent(self, original: Any, storage: torch.UntypedStorage, *args: Any, **kwargs: Any) -> Any:
         """Hand a storage to another process, which gets what is known."""
         record = self._trace.record_of(storage)
@@ -531,11 +528,8 @@ class ValueMethods(Functions):
         is_known = record is not None and self._trace.values.contents.known(record) is not None
         sparse = tensor.layout is not torch.strided
         if record is None or ((is_known or not tensor.numel()) and not sparse):
-            # By operators, which take memory of their own. A guard that torch makes outside of the
-            # program's modes puts the keys back as they are there, and lives until these are
-            # entered anew (torch/_tensor_str.py, ``_str``).
-            with excluded(FAKE, is_excluded(FAKE)):
-                return cast(str, original(tensor, tensor_contents=tensor_contents))
+            # By operators, which take memory of their own.
+            return cast(str, original(tensor, tensor_contents=tensor_contents))
         if is_known:
             with suppress(NotKnown):
                 # what torch prints of it, on the device it is on

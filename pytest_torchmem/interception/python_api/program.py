@@ -40,7 +40,6 @@ from torch.optim import Optimizer
 
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.interception.context import Functions, TraceContext, instead_of
-from pytest_torchmem.journal.in_place import InPlace
 from pytest_torchmem.journal.journal import variables
 from pytest_torchmem.operators.spec import spec_of
 from pytest_torchmem.step.imports import ThreadApart
@@ -107,11 +106,6 @@ class Changes(Functions):
         with patches.having(self._trace, note_module=self._whole), told, self._methods:
             yield
 
-    @property
-    def _own(self) -> InPlace:
-        assert self._trace.own is not None
-        return self._trace.own
-
     # -- what is seen ------------------------------------------------------------------------------
 
     @instead_of(Optimizer, "__init__")
@@ -160,7 +154,7 @@ class Changes(Functions):
         follows the hooks of a module that is made in compiled code, such as a slice of a
         ``ModuleList``; its graph would break at what they ask for.
         """
-        if self._trace.own is None or is_dynamo_compiling() or self._trace.off():
+        if is_dynamo_compiling() or self._trace.off():
             return False
         made = self._made.get(id(module))
         return made is None or made() is not module
@@ -183,8 +177,9 @@ class Changes(Functions):
 
     def _note(self, module: nn.Module, *_: Any) -> None:
         """Note a module that is about to be changed, and could not be reached before."""
-        if self._is_brought(module) and not self._own.knows(module):
-            self._own.note_other(module, dict(self._applied_before(vars(module))))
+        own = self._trace.own
+        if own is not None and self._is_brought(module) and not own.knows(module):
+            own.note_other(module, dict(self._applied_before(vars(module))))
 
     def _applied_before(self, own: dict[str, Any]) -> Iterator[tuple[str, dict[Any, Any]]]:
         """Yield the tables of composable functions, without what was applied in the trace."""

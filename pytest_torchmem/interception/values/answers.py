@@ -37,12 +37,13 @@ from pytest_torchmem.interception.values.contents import (
     Values,
     ValuesNeeded,
     is_count,
+    is_floating,
 )
 from pytest_torchmem.interception.values.messages import Mailbox
 from pytest_torchmem.interception.values.random_numbers import RandomNumbers
 from pytest_torchmem.operators.registry import UnknownOutputs
 from pytest_torchmem.operators.spec import OperatorSpec
-from pytest_torchmem.step.generators import ForwardDraws
+from pytest_torchmem.step.generators import ForwardDraws, current_generator
 from pytest_torchmem.step.trees import argument_tensors
 from pytest_torchmem.torch_private.tensors import storage_address
 
@@ -228,7 +229,7 @@ def may_be_assumed(spec: OperatorSpec, tensors: list[torch.Tensor], result: Any)
     """
     if spec.writes or spec.record.unknown_outputs not in _OF_NUMBERS:
         return spec.changes_values
-    return not all(map(is_floating, (*tensors, *argument_tensors(result))))
+    return not all(is_floating(one.dtype) for one in (*tensors, *argument_tensors(result)))
 
 
 def assumed_output(rule: UnknownOutputs, result: Any) -> torch.Tensor | None:
@@ -258,7 +259,7 @@ def _of_truths(rule: UnknownOutputs, call: Call, contents: Contents) -> Assumpti
     tensors, records = call.tensors, call.records
     pairs = zip(tensors, records, strict=True)
     told = [assumed for pair in pairs if (assumed := _told(*pair, contents)) is not None]
-    if not told or len(told) < len(records) or any(is_floating(t) for t in tensors):
+    if not told or len(told) < len(records) or any(is_floating(t.dtype) for t in tensors):
         return None
     # Python numbers, or what C++ wrapped of them: ``mask | True``.
     numbers = [one for one in call.args if isinstance(one, (bool, int, float, complex))]
@@ -287,18 +288,13 @@ def even_counts(counted: int, counts: torch.Tensor) -> torch.Tensor:
     return each
 
 
-def is_floating(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor has real or complex numbers."""
-    return tensor.dtype.is_floating_point or tensor.dtype.is_complex
-
-
 def _told(tensor: torch.Tensor, record: StorageRecord, contents: Contents) -> Assumption | None:
     """Return what is assumed of a storage, or known of all its elements: that it is 0, or 1."""
     known = contents.known(record)
     if known is None:
         assumed = record.assumption
         return assumed if assumed is not Assumption.FIRST else None
-    if is_floating(tensor) or not known.numel():
+    if is_floating(tensor.dtype) or not known.numel():
         return None
     numbers = known.view(tensor.dtype)
     least, most = numbers.min(), numbers.max()
@@ -313,7 +309,7 @@ def _carried(call: Call, contents: Contents) -> Assumption | None:
     if only is not Assumption.FIRST and len(unknown) < len(call.records):
         return None
     dtype = call.kwargs.get("dtype") or call.tensors[0].dtype
-    if dtype.is_floating_point or dtype.is_complex:
+    if is_floating(dtype):
         return None
     return None if only is Assumption.FIRST and dtype is torch.bool else only
 
@@ -370,16 +366,13 @@ def is_same(first: torch.Tensor, second: torch.Tensor) -> bool:
 _INITIALISERS = torch.nn.init.__file__
 
 #: What ``torch.distributions`` is given counts as valid.
+_in_torch = partial(os.path.join, os.path.dirname(torch.__file__))
 _VALIDATION = tuple(
-    os.path.join(os.path.dirname(torch.__file__), "distributions", name)
-    for name in ("constraints.py", "distribution.py")
+    _in_torch("distributions", name) for name in ("constraints.py", "distribution.py")
 )
 
 #: Observers ask whether the smallest value is larger than the largest, which ends the program.
-_BOUNDS_IN_ORDER = (
-    os.path.join(os.path.dirname(torch.__file__), "ao", "quantization", "utils.py"),
-    "check_min_max_valid",
-)
+_BOUNDS_IN_ORDER = _in_torch("ao", "quantization", "utils.py"), "check_min_max_valid"
 
 #: Bytes up to which what stands in for unknown values has an element for each of theirs.
 _LARGEST_STAND_IN = 1 << 26
@@ -503,7 +496,8 @@ class Answers:
         frame = asking_frame()
         file = frame.f_code.co_filename
         if file == _INITIALISERS and not _accepts_all(frame.f_locals):
-            self._random_numbers.lose("an initialiser that draws again what it rejects")
+            why = "an initialiser that draws again what it rejects"
+            self._random_numbers.lose(current_generator(), why)
         if file == _INITIALISERS or (file, frame.f_code.co_name) == _BOUNDS_IN_ORDER:
             return False
         if file in _VALIDATION:

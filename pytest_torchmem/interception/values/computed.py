@@ -24,7 +24,7 @@ from torch.autograd.profiler import profile
 
 from pytest_torchmem.interception.ledger import Ledger, StorageRecord
 from pytest_torchmem.interception.plan import Call, Output, Plan, Same, plan_of_result
-from pytest_torchmem.interception.values.contents import Contents, zeros
+from pytest_torchmem.interception.values.contents import Contents, is_floating, zeros
 from pytest_torchmem.interception.values.messages import run_functional
 from pytest_torchmem.interception.values.random_numbers import draws_numbers
 from pytest_torchmem.journal.journal import variables
@@ -46,7 +46,6 @@ from pytest_torchmem.torch_private.tensors import (
 )
 
 _CPU = torch.device("cpu")
-_AS_IT_IS = nullcontext()
 _DROPOUT = "aten::native_dropout"
 _FEW = 1 << 15
 """Elements up to which one thread is as fast as several: ``at::internal::GRAIN_SIZE``
@@ -55,7 +54,7 @@ _FEW = 1 << 15
 _elements: Callable[[Tensor], int] = Tensor.numel
 
 #: Types that some of the CPU's kernels do not know, computed in ``float32`` instead.
-_HALVES = (torch.float16, torch.bfloat16)
+HALVES = (torch.float16, torch.bfloat16)
 
 #: What kernels say of a type that they do not know, and what oneDNN says of one that needs other
 #: instructions than this machine has.
@@ -70,7 +69,7 @@ def run_for_real(call: Call, values: list[Tensor], *, alone: bool = False) -> An
     elements there are. Raises what the kernel raises.
     """
     alone, draws = alone or are_few(values), call.operator.random and call.device is not None
-    with generators.drawing_on(cast(Any, call.device).device) if draws else _AS_IT_IS:
+    with generators.drawing_on(cast(Any, call.device).device) if draws else nullcontext():
         try:
             result = _run(call, values, alone)
         except (RuntimeError, NotImplementedError) as error:
@@ -148,17 +147,18 @@ def _dropout(own: torch.Generator | None, input: Tensor, p: float, train: bool |
     return input.mul(mask).mul_(1 / (1 - p)), mask
 
 
+def to_single(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype in HALVES else tensor
+
+
 def _run_in_another_type(call: Call, values: list[Tensor], alone: bool) -> Any:
     """Run an operator whose CPU kernel does not know a type; outputs are not converted back. Half
     precision is computed in single, and integers (``histc``) in double.
     """
-    halves = any(value.dtype in _HALVES for value in values)
-    single = [
-        (value.float() if value.dtype in _HALVES else value)
-        if halves
-        else (value if value.is_floating_point() or value.is_complex() else value.double())
-        for value in values
-    ]
+    if any(value.dtype in HALVES for value in values):
+        single = [*map(to_single, values)]
+    else:
+        single = [one if is_floating(one.dtype) else one.double() for one in values]
     if all(one is other for one, other in zip(single, values, strict=True)):
         raise NotImplementedError(f"the CPU has no kernel of {call.operator.name} for these types")
     result = _run(call, single, alone)
@@ -244,17 +244,14 @@ def own_memory_of(output: Output, nbytes: int, real: Any, given: list[Tensor]) -
     return bytes_of(real.untyped_storage())
 
 
-def place_of_grown(output: Same) -> int:
-    """Return what the values of an argument that is resized go by, beside those of new storages."""
-    return -1 - output.position
-
-
 def grown_of(plan: Plan, real: Any) -> dict[int, Tensor]:
-    """Return the values of arguments that an operator has resized (``out=``)."""
+    """Return the values of arguments that an operator has resized (``out=``): by ``-1 - position``,
+    since those of new storages go by their slots.
+    """
     if type(plan.outputs) is Output:
         return {}
     return {
-        place_of_grown(output): value
+        -1 - output.position: value
         for output, value in in_pairs(plan.outputs, real)
         if isinstance(output, Same) and output.grown is not None
     }

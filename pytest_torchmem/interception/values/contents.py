@@ -121,11 +121,7 @@ class ValuesBudget:
             nbytes = sum(size for size in plan.slots if size > 0)
             made = [output.dtype for output in argument_leaves(plan.outputs, Output)]
             dtypes = [*made, *(tensor.dtype for tensor in call.tensors)]
-            times = (
-                self.OF_WHOLE_NUMBERS
-                if (not any(dtype.is_floating_point or dtype.is_complex for dtype in dtypes))
-                else 1
-            )
+            times = 1 if any(map(is_floating, dtypes)) else self.OF_WHOLE_NUMBERS
             known = operations_of(call, plan), nbytes, times
             if plan is not NOTHING:  # any other is that of calls with the same geometry
                 plan.cost = known
@@ -244,13 +240,17 @@ def worth_knowing(
     floating (``-inf`` where nothing is attended to) is as large as the boolean one. ``limit`` is
     that of integers and booleans.
     """
-    floating = dtype.is_floating_point or dtype.is_complex
-    return elements <= (max(LIMIT_FLOATING, largest) if floating else limit)
+    return elements <= (max(LIMIT_FLOATING, largest) if is_floating(dtype) else limit)
+
+
+def is_floating(dtype: torch.dtype) -> bool:
+    """Return whether a type is one of real or complex numbers."""
+    return dtype.is_floating_point or dtype.is_complex
 
 
 def is_count(dtype: torch.dtype) -> bool:
     """Return whether values of a type may be how many there are of something."""
-    return not dtype.is_floating_point and not dtype.is_complex and dtype is not torch.bool
+    return not is_floating(dtype) and dtype is not torch.bool
 
 
 def memory_for(dtype: torch.dtype, nbytes: int, operator: str = "") -> Tensor | None:
@@ -259,10 +259,8 @@ def memory_for(dtype: torch.dtype, nbytes: int, operator: str = "") -> Tensor | 
     C++ reads and writes such tensors without an operator: lengths, batch sizes, splits. Of floating
     ones it fills what it has just made empty (``at::tensor``, in the CTC loss).
     """
-    if nbytes == 0:
-        return None
-    floating = dtype.is_floating_point or dtype.is_complex
-    if floating and operator != EMPTY:
+    floating = is_floating(dtype)
+    if nbytes == 0 or (floating and operator != EMPTY):
         return None
     if nbytes > (LIMIT_FLOATING if floating else LIMIT_INTEGER) * dtype.itemsize:
         return None

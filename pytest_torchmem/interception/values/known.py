@@ -28,6 +28,7 @@ from pytest_torchmem.interception.values.contents import (
     NO_MEMORIES,
     NOTHING,
     Values,
+    is_floating,
     worth_knowing,
     zeros,
 )
@@ -281,7 +282,7 @@ class KnownValues(Answers):
                 else:
                     contents.show(record)
             elif isinstance(output, Same) and output.grown is not None:
-                value = memories.get(computed.place_of_grown(output))
+                value = memories.get(-1 - output.position)
                 if value is not None:
                     contents.remember(record, computed.laid_out_as(tensor, value))
 
@@ -646,7 +647,7 @@ class KnownValues(Answers):
         if floating and (len(made[0].shape) > 1 or sizes[0][1] > LIMIT_RANDOM):
             return None
         if not self.contents.are_known(call.records) and any(
-            size > 1 and (dtype.is_floating_point or dtype.is_complex) for dtype, size in sizes
+            size > 1 and is_floating(dtype) for dtype, size in sizes
         ):
             # Of what is like an unknown tensor integers decide, and the gradient of a loss, which
             # is compared with 1 before it is multiplied by.

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from pytest_torchmem.errors import UnknownValueError, UnsupportedOperatorError
 from pytest_torchmem.interception.plan import Call
-from pytest_torchmem.interception.values.contents import Contents, worth_knowing
+from pytest_torchmem.interception.values.contents import Contents, is_floating, worth_knowing
 from pytest_torchmem.step.trees import Args, Kwargs
 from pytest_torchmem.torch_private.distributed import group_of, place_in_group, reduction_among
 
@@ -161,8 +161,7 @@ def includes_others(call: Call) -> bool:
 
 def is_taken_to_be_same(call: Call, tensor: Tensor) -> bool:
     """Whether what others have of a tensor matters: sizes, counts, bytes of objects."""
-    integral = not tensor.dtype.is_floating_point and not tensor.dtype.is_complex
-    counts = integral or call.operator.name in _EXCHANGES
+    counts = not is_floating(tensor.dtype) or call.operator.name in _EXCHANGES
     return counts and worth_knowing(tensor.dtype, tensor.numel())
 
 
@@ -488,9 +487,7 @@ def _record(call: Call, tensor: Tensor) -> Any:
 
 
 def _is_small(tensor: Tensor) -> bool:
-    if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
-        return tensor.numel() <= _FEW
-    return tensor.numel() <= _LARGEST_OBJECT
+    return tensor.numel() <= (_FEW if is_floating(tensor.dtype) else _LARGEST_OBJECT)
 
 
 _Parts = Iterator[tuple[str, int, int, int, Sequence[Tensor]]]

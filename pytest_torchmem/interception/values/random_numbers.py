@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.interception.plan import Call, Output, Plan
-from pytest_torchmem.interception.values.contents import Values
+from pytest_torchmem.interception.values.contents import Values, is_floating
 from pytest_torchmem.step import generators
 from pytest_torchmem.step.trees import argument_leaves
 from pytest_torchmem.torch_private.keys import at_kernels
@@ -271,7 +271,7 @@ class RandomNumbers:
         if place.words > _SOME and not self._mode.wants_all:
             dtype, elements, _ = _filled_by(call, plan)
             # What a program is likely to ask for is a number, or integers.
-            if elements > 1 and (dtype.is_floating_point or dtype.is_complex):
+            if elements > 1 and is_floating(dtype):
                 self.left_out = True
                 return False
         with at_kernels():
@@ -289,10 +289,6 @@ class RandomNumbers:
             words = None if drawn is None else _words_of(drawn)
             self._skip(generator_of(call), drawn, words, call.operator.name)
 
-    def lose(self, why: str) -> None:
-        """Take note that the program would have drawn, or not, as values say that are not known."""
-        self._lose(generators.current_generator(), why)
-
     def _skip(
         self, generator: torch.Generator, draws: KernelDraws | None, words: int | None, name: str
     ) -> None:
@@ -306,7 +302,7 @@ class RandomNumbers:
                     generators.set_state_of(generator, moved_on(place.state, place.words or 0))
                 draws.run(generator)
         elif words is None:
-            self._lose(generator, name)
+            self.lose(generator, name)
         elif place is None and words <= _FEW:
             with at_kernels():
                 draw(generator, words)
@@ -315,7 +311,8 @@ class RandomNumbers:
         else:
             self._stand_in(generator, place._replace(words=(place.words or 0) + words))
 
-    def _lose(self, generator: torch.Generator, why: str) -> None:
+    def lose(self, generator: torch.Generator, why: str) -> None:
+        """Take note that the program would have drawn, or not, as values say that are not known."""
         state = generators.state_of(generator)
         place = self._places.get(key_of(state)) or _Place(state, 0, StandIn(state))
         if place.words is not None:
