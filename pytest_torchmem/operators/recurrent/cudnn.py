@@ -343,10 +343,8 @@ def gradients(
     if output_mask[3]:
         elements = layer.weight_elements(settings)
         if elements == sum(one.numel() for one in weight):
-            buffer, offset = input.new_empty((elements,)), 0
-            for one in weight:
-                grads.append(buffer[offset : offset + one.numel()].view(one.shape))
-                offset += one.numel()
+            parts = input.new_empty((elements,)).split([one.numel() for one in weight])
+            grads = [part.view(one.shape) for part, one in zip(parts, weight, strict=True)]
         else:
             grads = [torch.empty_like(one) for one in weight]
     return grad_input, like(hx), grad_cx, grads

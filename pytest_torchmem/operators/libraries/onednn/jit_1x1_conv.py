@@ -36,15 +36,14 @@ def _blocks(problem: Problem) -> Blocks | None:
 
 
 def _best_divider(value: int, smallest: int, largest: int, larger: bool, step: int = 1) -> int:
-    """The divider in these bounds with the least rest."""
+    """The divider in these bounds with the least rest, and of several the ``larger``."""
+
+    def waste(divider: int) -> float:
+        return (round_up(value, divider) - value) / round_up(value, divider)
+
     largest = max(1, min(largest, value))
-    best, least = largest, math.inf
-    for divider in range(largest, max(1, min(smallest, largest)) - 1, -step):
-        filled = round_up(value, divider)
-        waste = (filled - value) / filled
-        if waste < least or (not larger and waste == least):
-            best, least = divider, waste
-    return best
+    dividers = range(largest, max(1, min(smallest, largest)) - 1, -step)
+    return min(dividers if larger else reversed(dividers), key=waste)
 
 
 def _thinned(problem: Problem, channels: int, threads: int) -> int:

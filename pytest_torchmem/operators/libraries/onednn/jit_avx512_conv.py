@@ -78,14 +78,12 @@ def _row_fits(blocks: Blocks) -> bool:
 
 def _row_of_bfloat16_fits(blocks: Blocks) -> bool:
     width, start = blocks.problem.output[2], blocks.problem.padding[2]
-    at_a_time = min(4, blocks.filter_blocks)
-    while at_a_time > 1:
+    for at_a_time in range(min(4, blocks.filter_blocks), 1, -1):
         pixels = _REGISTERS_OF_BFLOAT16 // (at_a_time + 1)
         even = blocks.filter_blocks % at_a_time == 0
         if even and start <= pixels and (width == 1 or width % pixels != 1):
-            break
-        at_a_time -= 1
-    return start <= min(width, _REGISTERS_OF_BFLOAT16 // (at_a_time + 1))
+            return start <= width
+    return start <= min(width, _REGISTERS_OF_BFLOAT16 // 2)
 
 
 def _output_unrolling(blocks: Blocks) -> tuple[int, int]:

@@ -202,13 +202,7 @@ def divisions(threads: int, images: int, filters: int, channels: int) -> Iterato
 
 def cheapest(choices: Iterable[Division], cost: Callable[[int, int, int], float]) -> Division:
     """Return the last of the choices that cost the least."""
-    best = (1, 1, 1)
-    least = cost(*best)
-    for choice in choices:
-        found = cost(*choice)
-        if found <= least:
-            best, least = choice, found
-    return best
+    return min(reversed([(1, 1, 1), *choices]), key=lambda choice: cost(*choice))
 
 
 _BIAS_ROOM = 3 * 5 * 5 * 16 * 16
