@@ -18,7 +18,7 @@ from torch import Tensor
 from pytest_torchmem.operators.calls import CompositeCall
 from pytest_torchmem.operators.elementwise import last_power, sum_workspace
 from pytest_torchmem.operators.reduction import moments
-from pytest_torchmem.operators.registry import aten, operator
+from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.operators.workspace import (
     ALL,
     INT,
@@ -55,10 +55,8 @@ _cudnn = operator(
     order={"cuda": (0, 3, 1, 2)},
 )
 operator(
-    "aten::native_batch_norm",
-    "aten::batch_norm_update_stats",
-    "aten::batch_norm_gather_stats",
-    "aten::batch_norm_gather_stats_with_counts",
+    "native_batch_norm batch_norm_update_stats batch_norm_gather_stats",
+    "batch_norm_gather_stats_with_counts",
     also_writes=("running_mean", "running_var"),
 )
 _cudnn_backward = operator("aten::cudnn_batch_norm_backward", not_in_key=("reserveSpace",))
@@ -197,9 +195,8 @@ def cudnn_backward_values(
 
 _forward = operator("aten::native_batch_norm", "aten::_native_batch_norm_legit")
 _backward = operator("aten::native_batch_norm_backward", "aten::batch_norm_backward")
-operator(  # what cuDNN keeps for the backward; native/cudnn/BatchNorm.cpp
-    "aten::_batch_norm_with_update", "aten::_batch_norm_with_update_functional", library_output=3
-)
+# What cuDNN keeps for the backward; native/cudnn/BatchNorm.cpp.
+operator("_batch_norm_with_update _batch_norm_with_update_functional", library_output=3)
 
 
 class BatchNormBackward(NamedTuple):
@@ -476,12 +473,10 @@ def batch_norm_statistics(input: Tensor) -> tuple[Tensor, Tensor]:
     return input.new_empty(shape, dtype=dtype), input.new_empty(shape, dtype=dtype)
 
 
-operator(*aten("batch_norm_gather_stats batch_norm_gather_stats_with_counts")).meta()(
+operator("batch_norm_gather_stats batch_norm_gather_stats_with_counts").meta()(
     lambda mean: (like(mean, mean.shape[1:]), like(mean, mean.shape[1:]))
 )
-operator("aten::batch_norm_elemt", "aten::batch_norm_backward_elemt").meta()(
-    lambda input: lying_alike(input)
-)
+operator("batch_norm_elemt batch_norm_backward_elemt").meta()(lambda input: lying_alike(input))
 
 
 class Reduced(NamedTuple):

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytest_torchmem.operators.registry import EVERY, aten, operator
+from pytest_torchmem.operators.registry import EVERY, operator
 from pytest_torchmem.operators.spec import OperatorSpec
 from pytest_torchmem.operators.workspace import HALVES, is_dense, on_meta, scalar_type
 from pytest_torchmem.step.trees import argument_tensors
@@ -220,11 +220,11 @@ def _range(arguments: Mapping[str, Any]) -> str:
 
 
 operator(
-    *aten("""
+    """
         addbmm addbmm_ aminmax.out bucketize.Tensor complex complex.out fill.Scalar fill_.Scalar
         gelu gelu_ gelu_backward index_fill.int_Scalar index_fill_.int_Scalar masked_scatter
         masked_scatter_ max min put_ smooth_l1_loss
-    """),
+    """,
     refuses_types=True,
 )
 
@@ -323,10 +323,10 @@ def _raising(says: Callable[..., object]) -> Callable[..., None]:
 
 
 for (_names, _device), _says in _REFUSALS.items():
-    operator(*aten(_names)).check(_device)(_raising(_says))
+    operator(_names).check(_device)(_raising(_says))
 
 
-@operator(*aten("index_put index_put_ _index_put_impl_")).check()
+@operator("index_put index_put_ _index_put_impl_").check()
 def values_at_positions(
     input: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False
 ) -> None:
@@ -384,14 +384,14 @@ Known = Callable[[Tensor], Tensor | None]
 """Returns the values of a tensor, where they are known."""
 
 operator(
-    *aten(
-        "_ctc_loss _dirichlet_grad _embedding_bag _embedding_bag_forward_only _sample_dirichlet "
-        "_standard_gamma bernoulli bernoulli_ binary_cross_entropy binomial bincount "
-        "cross_entropy_loss embedding gather index_add index_add_ index_copy index_copy_ "
-        "index_reduce index_reduce_ index_select max_unpool2d max_unpool3d multi_margin_loss "
-        "multilabel_margin_loss_forward multinomial nll_loss2d_forward nll_loss_forward normal "
-        "poisson put_ scatter scatter_ scatter_add scatter_add_ scatter_reduce scatter_reduce_ take"
-    ),
+    """
+        _ctc_loss _dirichlet_grad _embedding_bag _embedding_bag_forward_only _sample_dirichlet
+        _standard_gamma bernoulli bernoulli_ binary_cross_entropy binomial bincount
+        cross_entropy_loss embedding gather index_add index_add_ index_copy index_copy_
+        index_reduce index_reduce_ index_select max_unpool2d max_unpool3d multi_margin_loss
+        multilabel_margin_loss_forward multinomial nll_loss2d_forward nll_loss_forward normal
+        poisson put_ scatter scatter_ scatter_add scatter_add_ scatter_reduce scatter_reduce_ take
+    """,
     refuses_values=True,
 )
 
@@ -434,7 +434,7 @@ def selected(known: Known, input: Tensor, dim: int, index: Tensor) -> None:
 
 
 @operator(
-    *aten("gather scatter scatter_ scatter_add scatter_add_ scatter_reduce scatter_reduce_")
+    "gather scatter scatter_ scatter_add scatter_add_ scatter_reduce scatter_reduce_"
 ).check_values()
 def along_dimension(known: Known, input: Tensor, dim: int, index: Tensor) -> None:
     """native/cpu/ScatterGatherKernel.cpp."""

@@ -60,7 +60,7 @@ _OTHER_DTYPE = """
 """What answers floating tensors in another dtype than theirs."""
 
 
-operator(*aten(_OTHER_DTYPE), other_dtype=True)
+operator(_OTHER_DTYPE, other_dtype=True)
 # tools/autograd/derivatives.yaml; on a view the node stands inside of a ``CopySlices``.
 operator("aten::mul_.Tensor", "aten::div_.Tensor", "aten::div_.Tensor_mode", saves_number=True)
 # Made of a power and a product up to torch 2.13, and then one kernel for every backend.
@@ -68,14 +68,14 @@ if TORCH_VERSION >= (2, 14):
     operator("aten::ldexp.Tensor", "aten::ldexp_", kind=OperatorKind.LEAF)
 
 operator("aten::isfinite", unknown_outputs=UnknownOutputs.TRUE)
-operator(*aten("isinf isnan isneginf isposinf"), unknown_outputs=UnknownOutputs.FALSE)
+operator("isinf isnan isneginf isposinf", unknown_outputs=UnknownOutputs.FALSE)
 for _suffix in (".Tensor", ".Scalar"):
     operator(*aten(_COMPARISONS, _suffix), unknown_outputs=UnknownOutputs.COMPARED)
 operator(
-    *aten("logical_and bitwise_and.Tensor bitwise_and.Scalar mul.Tensor mul.Scalar"),
+    "logical_and bitwise_and.Tensor bitwise_and.Scalar mul.Tensor mul.Scalar",
     unknown_outputs=UnknownOutputs.AND,
 )
-operator(*aten("logical_or bitwise_or.Tensor bitwise_or.Scalar"), unknown_outputs=UnknownOutputs.OR)
+operator("logical_or bitwise_or.Tensor bitwise_or.Scalar", unknown_outputs=UnknownOutputs.OR)
 operator("aten::logical_not", "aten::bitwise_not", unknown_outputs=UnknownOutputs.NOT)
 
 
@@ -166,9 +166,7 @@ operator("aten::pow.Scalar").workspace("cuda")(
     lambda input: 0 if input == 1 else type_of_number(input).itemsize
 )
 # The complex result before it is real; UnaryOps.cpp, unary_op_impl_with_complex_to_float.
-operator("aten::abs", "aten::angle").workspace()(
-    lambda input: dense_bytes(input) if input.dtype.is_complex else 0
-)
+operator("abs angle").workspace()(lambda input: dense_bytes(input) if input.dtype.is_complex else 0)
 
 
 @operator("aten::where.self").meta()
@@ -254,9 +252,7 @@ def sums(input: Sequence[Tensor]) -> list[Tensor]:
 
 
 @operator(*aten(_IN_PLACE, ".Tensor")).meta("cuda")
-@operator(
-    *aten("_fused_adagrad_ _fused_adam_.tensor_lr _fused_adamw_.tensor_lr _fused_sgd_")
-).meta()
+@operator("_fused_adagrad_ _fused_adam_.tensor_lr _fused_adamw_.tensor_lr _fused_sgd_").meta()
 def in_arguments() -> None:
     """Nothing is returned, arguments are written to; native/cuda/fused_adam_impl.cu, …"""
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pytest_torchmem.operators.calls import GivenCall
 from pytest_torchmem.operators.libraries import cub
-from pytest_torchmem.operators.registry import OperatorKind, aten, operator
+from pytest_torchmem.operators.registry import OperatorKind, operator
 from pytest_torchmem.operators.sorting import sort_requests
 from pytest_torchmem.operators.workspace import (
     CONTIGUOUS,
@@ -37,7 +37,7 @@ _aten: Any = torch.ops.aten
 _SUM, _MEAN, _MAX = 0, 1, 2
 
 # CUDA makes the bags' sizes first.
-_bag = operator(*aten("_embedding_bag _embedding_bag_forward_only"), order={"cuda": (2, 1, 0, 3)})
+_bag = operator("_embedding_bag _embedding_bag_forward_only", order={"cuda": (2, 1, 0, 3)})
 
 
 class Bags(NamedTuple):
@@ -271,9 +271,7 @@ _backward.workspace("cpu")(copied(grad_output=CONTIGUOUS, indices=CONTIGUOUS))
 
 
 # The norm of a row, or the factor of one that exceeds it; ``embedding_renorm_cpu_``.
-operator("aten::embedding_renorm_").workspace("cpu")(
-    lambda input: bounded(LONG + input.element_size())
-)
+operator("embedding_renorm_").workspace("cpu")(lambda input: bounded(LONG + input.element_size()))
 
 
 @operator("aten::embedding_renorm_").workspace("cuda")

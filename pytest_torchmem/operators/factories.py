@@ -21,7 +21,7 @@ from torch import Tensor
 from pytest_torchmem.operators.calls import CompositeCall, GivenCall
 from pytest_torchmem.operators.elementwise import converted, like_first, like_operands
 from pytest_torchmem.operators.libraries import cub
-from pytest_torchmem.operators.registry import Fills, OperatorKind, UnknownOutputs, aten, operator
+from pytest_torchmem.operators.registry import Fills, OperatorKind, UnknownOutputs, operator
 from pytest_torchmem.operators.workspace import (
     CONTIGUOUS,
     DOUBLE,
@@ -38,28 +38,21 @@ from pytest_torchmem.targets.host import Host
 
 # Of random floating ones, single numbers are worth knowing.
 operator(
-    *aten("""
-        arange empty empty_strided eye full full_like new_full new_ones ones
-        ones_like range
-        scalar_tensor tril_indices triu_indices
-    """),
-    "prims::empty",
-    "prims::empty_strided",
-    "prims::full",
-    "prims::full_like",
-    "prims::scalar_tensor",
+    """
+        arange empty empty_strided eye full full_like new_full new_ones ones ones_like range
+        scalar_tensor tril_indices triu_indices prims::empty prims::empty_strided prims::full
+        prims::full_like prims::scalar_tensor
+    """,
     fills=Fills.NUMBERS,
 )
-operator(*aten("new_zeros zeros zeros_like"), fills=Fills.ZEROS)
-operator(*aten("linspace logspace"), fills=Fills.STEPS)
-operator(*aten("arange linspace logspace range"), resizes_by_count=True)
-operator(*aten("bernoulli bernoulli_ rand randint randn random_ randperm"), fills=Fills.RANDOM)
+operator("new_zeros zeros zeros_like", fills=Fills.ZEROS)
+operator("linspace logspace", fills=Fills.STEPS)
+operator("arange linspace logspace range", resizes_by_count=True)
+operator("bernoulli bernoulli_ rand randint randn random_ randperm", fills=Fills.RANDOM)
 operator("aten::fill_", "aten::zero_", overwrites=True)
 # One allocation: as well from meta as by their body, and quicker.
 operator(
-    *aten(
-        "empty_like full_like new_empty new_empty_strided new_ones new_zeros ones_like zeros_like"
-    ),
+    "empty_like full_like new_empty new_empty_strided new_ones new_zeros ones_like zeros_like",
     kind=OperatorKind.LEAF,
 )
 
@@ -84,7 +77,7 @@ operator("aten::from_file", kind=OperatorKind.NATIVE)
 operator("aten::_efficientzerotensor", kind=OperatorKind.ZERO)
 # C++ lays no quantized tensor on a storage that is there.
 operator(
-    *aten("""
+    """
         _empty_affine_quantized _empty_per_channel_affine_quantized
         _make_per_channel_quantized_tensor _make_per_tensor_quantized_tensor
         quantize_per_channel quantize_per_tensor quantize_per_tensor.tensor_qparams
@@ -92,7 +85,7 @@ operator(
         quantized_lstm.data quantized_gru.input quantized_gru.data quantized_lstm_cell
         quantized_gru_cell quantized_rnn_relu_cell quantized_rnn_tanh_cell
         _fused_moving_avg_obs_fq_helper
-    """),
+    """,
     kind=OperatorKind.QUANTIZED,
 )
 operator("aten::resize_", "aten::resize_as_", kind=OperatorKind.RESIZE)
@@ -138,21 +131,19 @@ def copied_into(input: Tensor, src: Tensor) -> int:
 
 
 _in_place = operator(
-    *aten("""
+    """
         hann_window hann_window.periodic hamming_window hamming_window.periodic
         hamming_window.periodic_alpha hamming_window.periodic_alpha_beta
-    """),
+    """,
     takes_nothing=frozenset({"cuda"}),
 )
-_bartlett = operator(
-    *aten("bartlett_window bartlett_window.periodic"), takes_nothing=frozenset({"cuda"})
-)
+_bartlett = operator("bartlett_window bartlett_window.periodic", takes_nothing=frozenset({"cuda"}))
 
 
 @_in_place.meta()
 @_bartlett.meta()
-@operator(*aten("blackman_window blackman_window.periodic")).meta()
-@operator(*aten("kaiser_window kaiser_window.periodic kaiser_window.beta")).meta()
+@operator("blackman_window blackman_window.periodic").meta()
+@operator("kaiser_window kaiser_window.periodic kaiser_window.beta").meta()
 def window(window_length: int, dtype: torch.dtype | None = None, periodic: bool = True) -> Tensor:
     """The positions' own memory, or the like; of one element or none they are not computed."""
     made = torch.empty(_positions(window_length, periodic), dtype=dtype, device="meta")
@@ -176,10 +167,10 @@ _in_place.workspace("cpu")(_computed(0, 1.0))
 _bartlett.workspace("cpu")(_computed(0, -1))
 # The positions, two cosines of them and their difference, all until the sum is made; on the CPU a
 # number, which is added last.
-operator(*aten("blackman_window blackman_window.periodic")).workspace("cpu")(_computed(4, 1.0))
-operator(*aten("blackman_window blackman_window.periodic")).workspace("cuda")(_computed(4))
+operator("blackman_window blackman_window.periodic").workspace("cpu")(_computed(4, 1.0))
+operator("blackman_window blackman_window.periodic").workspace("cuda")(_computed(4))
 # What one kernel computes the window of.
-operator(*aten("kaiser_window kaiser_window.periodic kaiser_window.beta")).workspace()(_computed(1))
+operator("kaiser_window kaiser_window.periodic kaiser_window.beta").workspace()(_computed(1))
 
 
 def _positions(window_length: int, periodic: bool) -> int:
@@ -188,23 +179,23 @@ def _positions(window_length: int, periodic: bool) -> int:
 
 @operator(
     # native/Sorting.cpp, quantile and nanquantile: the quantile, and what follows from it.
-    *aten("quantile.scalar quantile.scalar_out nanquantile.scalar nanquantile.scalar_out"),
+    "quantile.scalar quantile.scalar_out nanquantile.scalar nanquantile.scalar_out",
     # native/LinearAlgebraUtils.h and native/LinearAlgebra.cpp, get_atol_rtol: tolerances.
-    *aten("""
+    """
         linalg_matrix_rank linalg_matrix_rank.out linalg_matrix_rank.tol_tensor
         linalg_matrix_rank.atol_rtol_tensor linalg_matrix_rank.atol_rtol_tensor_out
         linalg_matrix_rank.out_tol_tensor linalg_matrix_rank.atol_rtol_float
         linalg_matrix_rank.atol_rtol_float_out linalg_pinv linalg_pinv.out linalg_pinv.rcond_tensor
         linalg_pinv.out_rcond_tensor linalg_pinv.atol_rtol_float linalg_pinv.atol_rtol_float_out
-    """),
+    """,
     # native/Itertools.cpp, native/TensorFactories.cpp (vander), native/PackedSequence.cpp, and
     # native/Dropout.cpp (make_feature_noise): results, and what they are picked by.
-    *aten("""
+    """
         combinations feature_alpha_dropout feature_alpha_dropout_ feature_dropout feature_dropout_
         linalg_matrix_power linalg_vander pad_sequence vander
-    """),
+    """,
     # native/SpectralOps.cpp: windows.
-    *aten("istft stft stft.center"),
+    "istft stft stft.center",
     # native/quantized/FakeQuantPerTensorAffine.cpp: whether it is enabled.
     "aten::fake_quantize_per_tensor_affine.tensor_qparams",
 ).path("cuda")
@@ -225,17 +216,16 @@ def unchecked(call: CompositeCall, input: Tensor, num_classes: int = -1) -> Any:
 operator("aten::_local_scalar_dense", kind=OperatorKind.SCALAR)
 # Asked by C++ composites; no data is read.
 operator(
-    *aten("""
+    """
         _assert_tensor_metadata _debug_has_internal_overlap _has_same_storage_numel
         _use_cudnn_ctc_loss _version is_pinned is_same_size is_set_to sym_numel sym_size.int
         sym_storage_offset sym_stride.int
-    """),
+    """,
     kind=OperatorKind.NATIVE,
 )
 # They ask something of data, make nothing and raise where it is wrong.
 operator(
-    *aten("_assert_async _assert_async.msg _validate_compressed_sparse_indices"),
-    kind=OperatorKind.PASS,
+    "_assert_async _assert_async.msg _validate_compressed_sparse_indices", kind=OperatorKind.PASS
 )
 
 
@@ -285,7 +275,7 @@ def dropout(call: CompositeCall, input: Tensor, p: float, train: bool) -> Any:
 
 
 # What gives no more than the shape; in ``vmap`` dropout draws so (native/Dropout.cpp).
-operator(*aten("bernoulli.p rand_like randint_like randn_like")).unread()(lambda self: [self])
+operator("bernoulli.p rand_like randint_like randn_like").unread()(lambda self: [self])
 # The mask as numbers, before it is boolean; native/Dropout.cpp, native_dropout_cpu.
 native_dropout.workspace("cpu")(lambda input: dense_bytes(input))
 # The mask as numbers, then scaled; native/Dropout.cpp, native_dropout_backward.
@@ -303,8 +293,7 @@ operator("aten::normal.Tensor_float", "aten::normal.Tensor_float_out").workspace
 # The least deviation, and whether it is at least a number, which is wrapped and converted;
 # native/DistributionTemplates.h, CHECK_NORMAL_TENSOR_STD.
 operator(
-    *aten("normal.Tensor_Tensor normal.Tensor_Tensor_out"),
-    *aten("normal.float_Tensor normal.float_Tensor_out"),
+    "normal.Tensor_Tensor normal.Tensor_Tensor_out", "normal.float_Tensor normal.float_Tensor_out"
 ).workspace("cpu")(lambda std: 2 * std.element_size() + LONG + 1 if std.numel() else 0)
 # The number in the result's type; check_supported_max_int_with_precision.
 operator("aten::randperm").workspace("cpu")(lambda outputs: outputs.element_size())

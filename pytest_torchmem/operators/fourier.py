@@ -173,7 +173,7 @@ _TRANSFORMS = """
 """
 
 
-@operator(*aten(_TRANSFORMS), *aten(_TRANSFORMS, ".out")).path("cuda")
+@operator(_TRANSFORMS, *aten(_TRANSFORMS, ".out")).path("cuda")
 def in_half(call: CompositeCall, input: Tensor) -> Any:
     """Of half precision as on ``meta``; native/SpectralOps.cpp, promote_type_fft."""
     return call.as_on_meta() if input.dtype is torch.float16 else call()

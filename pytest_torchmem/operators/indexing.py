@@ -19,7 +19,7 @@ from pytest_torchmem.operators.calls import GivenCall
 from pytest_torchmem.operators.elementwise import GRAIN, converted, sum_workspace
 from pytest_torchmem.operators.libraries import cub
 from pytest_torchmem.operators.reduction import in_type_of_input, pair_of_values
-from pytest_torchmem.operators.registry import UnknownOutputs, aten, operator
+from pytest_torchmem.operators.registry import UnknownOutputs, operator
 from pytest_torchmem.operators.workspace import (
     ALL,
     CONTIGUOUS,
@@ -161,8 +161,8 @@ def prefix_sum_of_mask(input: Tensor, mask: Tensor, source: Tensor) -> tuple[int
 _MASKS = (torch.bool, torch.uint8)
 
 operator(
-    *aten("index.Tensor _unsafe_index.Tensor index_put_ index_put"),
-    *aten("_unsafe_index_put _index_put_impl_"),
+    "index.Tensor _unsafe_index.Tensor index_put_ index_put",
+    "_unsafe_index_put _index_put_impl_",
     masks=True,
     across_devices=True,
 )
@@ -384,7 +384,7 @@ def gather(outputs: Tensor, input: Tensor, dim: int, index: Tensor) -> int:
     return _index(index) + _float_buffer(outputs)
 
 
-@operator(*aten("scatter_add scatter_add_ scatter_reduce scatter_reduce_")).workspace("cpu")
+@operator("scatter_add scatter_add_ scatter_reduce scatter_reduce_").workspace("cpu")
 def rows_of_sums(machine: Host, outputs: Tensor, scatter: Scatter, index: Tensor) -> int:
     """cpu_scatter_reduce_expanded_index and cpu_scatter_gather_base_kernel.
 
@@ -412,7 +412,7 @@ def float_buffer(input: Tensor, index: Tensor) -> int:
     return _index(index) + _float_buffer(input) if index.numel() else 0
 
 
-@operator(*aten("scatter scatter_ scatter_add scatter_add_")).workspace("cuda")
+@operator("scatter scatter_ scatter_add scatter_add_").workspace("cuda")
 def put_where_deterministic(machine: Gpu, scatter: Scatter, index: Tensor) -> tuple[int, ...]:
     """Nothing, atomic additions too; deterministic through an ``index_put``, which sorts:
     ranges for the other dimensions, and what that takes. ``scatter_impl``, ``scatter_add``,
@@ -482,7 +482,7 @@ def as_scattered(
     return rows_of_sums(machine, outputs, Scatter(input, dim, source), rows)
 
 
-@operator(*aten("index_add index_add_ index_copy index_copy_")).workspace("cuda")
+@operator("index_add index_add_ index_copy index_copy_").workspace("cuda")
 def sort_rows_where_deterministic(
     machine: Gpu,
     input: Tensor,

@@ -28,7 +28,7 @@ from pytest_torchmem.errors import UnsupportedOperatorError
 from pytest_torchmem.operators.calls import GivenCall
 from pytest_torchmem.operators.indexing import selects_serially
 from pytest_torchmem.operators.libraries import cub
-from pytest_torchmem.operators.registry import OperatorKind, aten, operator
+from pytest_torchmem.operators.registry import OperatorKind, operator
 from pytest_torchmem.operators.workspace import HALVES
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
@@ -97,13 +97,13 @@ _WITH_PLACES = ("amax", "amin", "max", "min")
 # Their kernels for compressed tensors call others, and read no values themselves; as those that are
 # composite for all layouts do.
 operator(
-    *aten("""
+    """
         _nnz _sparse_compressed_tensor_unsafe _sparse_compressed_tensor_with_dims _to_copy
         _to_dense _to_sparse _to_sparse_bsc _to_sparse_bsr _to_sparse_csc _to_sparse_csr alias
         ccol_indices clone col_indices crow_indices dense_dim detach empty empty_like fill_
         is_same_size mm row_indices sparse_compressed_tensor sparse_dim sparse_mask sum transpose
         values zero_
-    """),
+    """,
     compressed_by_operators=True,
 )
 # The same function of each value (native/sparse/SparseCsrTensorMath.cpp, CREATE_UNARY_UFUNC and its
@@ -114,17 +114,17 @@ _OF_EACH_VALUE = """
 """
 _ONLY_NEW = ("isinf", "isnan", "isneginf", "isposinf", "signbit")
 operator(
-    *aten(_OF_EACH_VALUE),
-    *aten(" ".join(f"{name}_" for name in _OF_EACH_VALUE.split() if name not in _ONLY_NEW)),
-    *aten("angle conj_physical conj_physical_ copy_ resize_as_sparse_ select"),
+    _OF_EACH_VALUE,
+    " ".join(f"{name}_" for name in _OF_EACH_VALUE.split() if name not in _ONLY_NEW),
+    "angle conj_physical conj_physical_ copy_ resize_as_sparse_ select",
     compressed_by_operators=True,
 )
 operator(
-    *aten("""
+    """
         _sparse_compressed_tensor_unsafe _sparse_compressed_tensor_with_dims _to_sparse_bsc
         _to_sparse_bsr _to_sparse_csc _to_sparse_csr sparse_compressed_tensor.comp_plain_value
         sparse_compressed_tensor.comp_plain_value_size
-    """),
+    """,
     kind=OperatorKind.COMPRESSED,
 )
 
@@ -206,9 +206,7 @@ def sampled_product(machine: Host | Gpu, self: Tensor, mat1: Tensor, mat2: Tenso
 operator("aten::sparse_sampled_addmm").entry_flops()(
     lambda input, mat1: 2 * entries(input) * mat1.shape[-1]
 )
-operator("aten::_sparse_mm_reduce_impl").entry_flops()(
-    lambda input, other: multiplied(input, other)
-)
+operator("_sparse_mm_reduce_impl").entry_flops()(lambda input, other: multiplied(input, other))
 
 
 @operator("aten::_sparse_mm_reduce_impl", not_on=frozenset({"cuda"})).compressed()
@@ -295,22 +293,22 @@ class Known(Protocol):
 
 # Torch's own kernel takes the tensor apart, and reads no data.
 operator(
-    *aten("""
+    """
         _coalesced_ _dimI _dimV _indices _nnz _values alias dense_dim detach is_coalesced
         sparse_dim
-    """),
+    """,
     sparse_metadata=True,
 )
 # Their kernels call others on indices and values; SparseUnaryOps.cpp, SparseTensorMath.cpp,
 # SparseTensor.cpp.
 operator(
-    *aten(_OF_EACH_VALUE),
-    *aten("""
+    _OF_EACH_VALUE,
+    """
         _sparse_addmm _sparse_coo_tensor_with_dims _sparse_mm _sparse_sum sparse_coo_tensor
         sparse_resize_ sparse_resize_and_clear_ copy_ copy_sparse_to_sparse_ empty zeros mm mv
         nan_to_num norm sum cat stack unsqueeze transpose t transpose_ _to_sparse_csr empty_like
         zeros_like permute zero_
-    """),
+    """,
     sparse_by_operators=True,
 )
 # Made of the indices and values that are given.
@@ -642,10 +640,7 @@ def sizes_on_gpu(beside: Tensor, count: int) -> Tensor:
 
 _from_tensors = operator("aten::_nested_tensor_from_tensor_list", kind=OperatorKind.NESTED)
 _from_padded = operator("aten::_nested_from_padded", kind=OperatorKind.NESTED)
-operator(
-    *aten("_nested_tensor_from_mask _nested_tensor_from_mask_left_aligned"),
-    kind=OperatorKind.NESTED,
-)
+operator("_nested_tensor_from_mask _nested_tensor_from_mask_left_aligned", kind=OperatorKind.NESTED)
 operator("aten::_nested_tensor_size", kind=OperatorKind.NATIVE)
 
 

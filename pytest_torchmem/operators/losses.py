@@ -15,7 +15,7 @@ from pytest_torchmem.operators.activations import gradients_of, plainly
 from pytest_torchmem.operators.calls import CompositeCall
 from pytest_torchmem.operators.elementwise import partial_results, sum_buffers
 from pytest_torchmem.operators.reduction import mean
-from pytest_torchmem.operators.registry import aten, operator
+from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.operators.workspace import (
     ALL,
     CONTIGUOUS,
@@ -67,7 +67,7 @@ def losses_of_rows(
     return (*made, rows * input.element_size(), ALL, *sums)
 
 
-@operator(*aten("multilabel_margin_loss_backward multi_margin_loss_backward")).workspace("cuda")
+@operator("multilabel_margin_loss_backward multi_margin_loss_backward").workspace("cuda")
 def dense_copies(input: Tensor, tensors: list[Tensor]) -> tuple[int, ...]:
     """Of what is not dense; the same files."""
     return tuple(dense_copy(tensor) for tensor in tensors) if input.numel() else ()
@@ -83,7 +83,7 @@ def label_losses(input: Tensor, target: Tensor, reduction: int = _MEAN) -> tuple
     return (made if input.dim() > 1 else made.new_empty(())), is_target.reshape(target.shape)
 
 
-@operator(*aten("multilabel_margin_loss_forward multilabel_margin_loss_backward")).workspace("cpu")
+@operator("multilabel_margin_loss_forward multilabel_margin_loss_backward").workspace("cpu")
 def least_and_greatest_label(input: Tensor, target: Tensor, is_target: Tensor | None = None) -> int:
     """One after the other, then dense copies, and in the backward which labels are there;
     LossMultiLabelMargin.cpp.
@@ -110,7 +110,7 @@ def _reduced_in_place(losses: Tensor, reduction: int) -> Tensor:
     return losses.as_strided((), ()) if losses.numel() else losses.new_empty(())
 
 
-@operator(*aten("mse_loss smooth_l1_loss huber_loss")).workspace("cpu")
+@operator("mse_loss smooth_l1_loss huber_loss").workspace("cpu")
 def losses_and_mean(machine: Host, input: Tensor, reduction: int = _MEAN) -> int:
     """All elements' losses, and what dividing by their number takes."""
     if reduction == _NONE:
@@ -121,7 +121,7 @@ def losses_and_mean(machine: Host, input: Tensor, reduction: int = _MEAN) -> int
     return whole + mean(machine, torch.empty((), dtype=input.dtype, device="meta"), input)
 
 
-@operator(*aten("mse_loss smooth_l1_loss huber_loss")).workspace("cuda")
+@operator("mse_loss smooth_l1_loss huber_loss").workspace("cuda")
 def losses_and_buffers(
     machine: Gpu, input: Tensor, reduction: int = _MEAN, delta: float | None = None
 ) -> tuple[Request, ...]:
@@ -135,7 +135,7 @@ def losses_and_buffers(
     return (dense_bytes(input), *made, *buffers)
 
 
-@operator(*aten("mse_loss_backward smooth_l1_loss_backward huber_loss_backward")).meta()
+@operator("mse_loss_backward smooth_l1_loss_backward huber_loss_backward").meta()
 def distance_backward(input: Tensor, *, grad_input: Tensor | None = None) -> Tensor:
     """``zeros_like(input, LEGACY_CONTIGUOUS_MEMORY_FORMAT)``."""
     return like(input) if grad_input is None else grad_input

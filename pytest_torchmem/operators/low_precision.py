@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from pytest_torchmem.operators.libraries.nvidia import beside_buffer
-from pytest_torchmem.operators.registry import OperatorKind, aten, operator
+from pytest_torchmem.operators.registry import OperatorKind, operator
 from pytest_torchmem.operators.workspace import Workspace, lying_alike, round_up, unknown
 from pytest_torchmem.profile.timeline import Confidence
 from pytest_torchmem.targets.gpus import Gpu
@@ -177,7 +177,7 @@ def product_for_every_group(machine: Gpu, input: Tensor) -> Workspace:
     return beside_buffer(machine)
 
 
-@operator(*aten("mm.dtype mm.dtype_out bmm.dtype bmm.dtype_out")).values("cuda")
+@operator("mm.dtype mm.dtype_out bmm.dtype bmm.dtype_out").values("cuda")
 def product(
     input: Tensor, mat2: Tensor, out_dtype: torch.dtype, out: Tensor | None = None
 ) -> Tensor:
@@ -186,7 +186,7 @@ def product(
     return found if out is None else out.copy_(found)
 
 
-@operator(*aten("addmm.dtype addmm.dtype_out baddbmm.dtype baddbmm.dtype_out")).values("cuda")
+@operator("addmm.dtype addmm.dtype_out baddbmm.dtype baddbmm.dtype_out").values("cuda")
 def added_product(arguments: Mapping[str, Any], out: Tensor | None = None) -> Tensor:
     """The product and what is added to it."""
     names = ("mat1", "mat2") if "mat1" in arguments else ("batch1", "batch2")
@@ -209,10 +209,10 @@ def added_products_geometry(
 
 
 @operator(
-    *aten("""
+    """
         fake_quantize_per_tensor_affine_cachemask fake_quantize_per_channel_affine_cachemask
         _fake_quantize_per_tensor_affine_cachemask_tensor_qparams
-    """)
+    """
 ).meta()
 def rounded_and_mask(input: Tensor) -> tuple[Tensor, Tensor]:
     """The rounded numbers, and which of them the backward lets pass."""

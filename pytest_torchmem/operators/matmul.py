@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.operators.libraries.nvidia import beside_buffer
-from pytest_torchmem.operators.registry import aten, operator
+from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.operators.workspace import (
     FLOAT,
     HALVES,
@@ -249,11 +249,8 @@ def _conjugate_copy(matrix: Tensor, by_rows: bool = True) -> int:
     """
     if not matrix.is_conj() or not is_readable(matrix):
         return 0  # or copied for BLAS, and conjugated with that
-    across, down = matrix.stride()[-1], matrix.stride()[-2]
-    if by_rows:
-        plain = across == 1 and down >= max(1, matrix.shape[-1])
-    else:
-        plain = down == 1 and across >= max(1, matrix.shape[-2])
+    lying = matrix if by_rows else matrix.mT
+    plain = lying.stride(-1) == 1 and lying.stride(-2) >= max(1, lying.shape[-1])
     return dense_bytes(matrix) if plain else 0
 
 
@@ -340,7 +337,7 @@ def matrix_product(
     return onednn_product(machine, first, second, copies + scale)
 
 
-@operator(*aten("addbmm addmm addmv addr baddbmm")).unread()
+@operator("addbmm addmm addmv addr baddbmm").unread()
 def nothing_added(self: Tensor, *, beta: float = 1) -> list[Tensor]:
     """What is multiplied by ``beta=0``, NaN and all."""
     return [] if beta else [self]
@@ -442,7 +439,7 @@ def dot_on_cpu(machine: Host, operands: list[Any]) -> Workspace | int:
     return onednn_product(machine, row.unsqueeze(0), column.unsqueeze(1), sum(copies))
 
 
-@operator(*aten("addbmm addbmm_ dot vdot")).workspace("cuda")
+@operator("addbmm addbmm_ dot vdot").workspace("cuda")
 def buffer_alone(machine: Gpu) -> Workspace:
     """The handle, and so its buffer; native/cuda/Blas.cpp, ``dot_cuda``; ``addbmm`` is a product
     into the result for every matrix, native/LinearAlgebra.cpp, ``addbmm_impl_``.

@@ -21,7 +21,7 @@ from pytest_torchmem.operators.elementwise import (
     takes_every_dim,
 )
 from pytest_torchmem.operators.libraries import cub
-from pytest_torchmem.operators.registry import UnknownOutputs, aten, operator
+from pytest_torchmem.operators.registry import UnknownOutputs, operator
 from pytest_torchmem.operators.workspace import (
     ALL,
     CONTIGUOUS,
@@ -242,8 +242,8 @@ operator(
     "aten::_is_any_true",
     unknown_outputs=UnknownOutputs.ANY_OR_ALL,
 )
-operator(*aten("argmax argmin max.dim min.dim"), unknown_outputs=UnknownOutputs.POSITIONS)
-operator(*aten("amax amin max min"), unknown_outputs=UnknownOutputs.CARRIED)
+operator("argmax argmin max.dim min.dim", unknown_outputs=UnknownOutputs.POSITIONS)
+operator("amax amin max min", unknown_outputs=UnknownOutputs.CARRIED)
 
 
 @operator("aten::amax", "aten::amin").workspace("cuda")
@@ -252,7 +252,7 @@ def reduced_in_own_type(machine: Gpu, input: Tensor, dim: Dims = ()) -> tuple[in
     return reduced(machine, input, dim, input.element_size(), input.element_size())
 
 
-@operator(*aten("argmax argmin max min aminmax")).workspace("cpu")
+@operator("argmax argmin max min aminmax").workspace("cpu")
 def contiguous_input(input: Tensor, dim: int | None = None, other: Tensor | None = None) -> int:
     """A dense copy to reduce all dimensions; ReduceAllOpsKernel.cpp, argmax_argmin."""
     return dense_copy(input) if dim is None and other is None else 0
@@ -332,8 +332,8 @@ _SMALL = 2
 # Torch has a kernel of them for the CPU alone (as a build with CUDA says of each,
 # ``_dispatch_has_kernel_for_dispatch_key``).
 operator(
-    *aten("_histogramdd_bin_edges _histogramdd_from_bin_cts _histogramdd_from_bin_tensors"),
-    *aten("histogram.bin_ct histogram.bins_tensor"),
+    "_histogramdd_bin_edges _histogramdd_from_bin_cts _histogramdd_from_bin_tensors",
+    "histogram.bin_ct histogram.bins_tensor",
     not_on=frozenset({"cuda"}),
 )
 

@@ -66,9 +66,8 @@ def _waiting() -> dict[str, tuple[str, ...]]:
         import_module(f"{PACKAGE}.{module}")
     found: dict[str, tuple[str, ...]] = {}
     for module, names in read_index()["modules"].items():
-        for name in names.split():
-            full = name if "::" in name else f"aten::{name}"
-            found[full] = (*found.get(full, ()), module)
+        for name in aten(names):
+            found[name] = (*found.get(name, ()), module)
     return found
 
 
@@ -377,15 +376,17 @@ class Operators(NamedTuple):
 
 
 def aten(names: str, suffix: str = "") -> list[str]:
-    """Return the full names of ATen's operators, each with ``suffix``."""
-    return [f"aten::{name}{suffix}" for name in names.split()]
+    """Return the full names of operators, ATen's if no other namespace, each with ``suffix``."""
+    return [f"{name if '::' in name else f'aten::{name}'}{suffix}" for name in names.split()]
 
 
 def operator(*names: str, **aspects: Any) -> Operators:
-    """Describe operators: ``aspects`` are fields of ``OperatorRecord``. Raises ``ValueError`` for
-    an aspect that one of them has already with another value.
+    """Describe operators, of which a text may name several, as ``aten`` does: ``aspects`` are
+    fields of ``OperatorRecord``. Raises ``ValueError`` for an aspect that one of them has already
+    with another value.
     """
     module = sys._getframe(1).f_globals["__name__"]
+    names = tuple(name for text in names for name in aten(text))
     DESCRIBED.setdefault(module, {}).update(dict.fromkeys(names))
     for name in names:
         record = record_of(name)

@@ -51,7 +51,7 @@ _PADS = "reflection_pad2d reflection_pad3d replication_pad2d replication_pad3d"
 
 def _copying(names: str, *devices: str, first: bool = False, **formats: Wanted) -> None:
     """Have kernels, of both devices if none is named, bring arguments into formats."""
-    operator(*aten(names)).workspace(*devices or DEVICES)(copied(first=first, **formats))
+    operator(names).workspace(*devices or DEVICES)(copied(first=first, **formats))
 
 
 def _nearest(dimensions: str) -> str:
@@ -176,8 +176,8 @@ def _upsample(points: int) -> Callable[..., int]:
 
 
 for _dimensions in ("1d", "2d", "3d"):
-    operator(*aten(_nearest(_dimensions))).workspace("cpu")(_upsample(1))
-operator(*aten("upsample_linear1d upsample_bilinear2d upsample_trilinear3d")).workspace("cpu")(
+    operator(_nearest(_dimensions)).workspace("cpu")(_upsample(1))
+operator("upsample_linear1d upsample_bilinear2d upsample_trilinear3d").workspace("cpu")(
     _upsample(2)
 )
 
@@ -228,9 +228,9 @@ operator("aten::_upsample_bilinear2d_aa").workspace("cpu")(_antialias(2))
 operator("aten::_upsample_bicubic2d_aa").workspace("cpu")(_antialias(4))
 
 
-@operator(
-    *aten(f"{_nearest('2d')} {_nearest('2d_backward')} upsample_bilinear2d_backward")
-).workspace("cuda")
+@operator(f"{_nearest('2d')} {_nearest('2d_backward')} upsample_bilinear2d_backward").workspace(
+    "cuda"
+)
 def copies_on_cuda(
     outputs: Tensor, input: Tensor | None = None, grad_output: Tensor | None = None
 ) -> tuple[int, ...]:
@@ -271,8 +271,7 @@ _CUDNN_DTYPES = (torch.float16, torch.float32, torch.float64)
 
 # Registered for every backend, and reading and writing data all the same.
 operator(
-    *aten("_grid_sampler_2d_cpu_fallback _grid_sampler_2d_cpu_fallback_backward"),
-    kind=OperatorKind.LEAF,
+    "_grid_sampler_2d_cpu_fallback _grid_sampler_2d_cpu_fallback_backward", kind=OperatorKind.LEAF
 )
 
 
@@ -319,9 +318,7 @@ def sampled(input: Tensor, grid: Tensor) -> Tensor:
 
 
 # native/cudnn/AffineGridGenerator.cpp
-operator("aten::cudnn_affine_grid_generator").meta()(
-    lambda theta, N, H, W: like(theta, (N, H, W, 2))
-)
+operator("cudnn_affine_grid_generator").meta()(lambda theta, N, H, W: like(theta, (N, H, W, 2)))
 operator("aten::cudnn_affine_grid_generator_backward").meta()(lambda grad, N: like(grad, (N, 2, 3)))
 # All that cuDNN does: grids with aligned corners, sampled bilinearly and with zeros around.
 operator("aten::cudnn_affine_grid_generator").values()(
@@ -340,7 +337,7 @@ operator("aten::cudnn_grid_sampler_backward").values()(
 )
 
 
-@operator(*aten("max_pool3d_with_indices max_pool3d_with_indices_backward")).workspace("cuda")
+@operator("max_pool3d_with_indices max_pool3d_with_indices_backward").workspace("cuda")
 def max_copies(
     input: Tensor, grad_output: Tensor | None = None, indices: Tensor | None = None
 ) -> tuple[int, ...]:

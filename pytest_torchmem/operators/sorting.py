@@ -15,7 +15,7 @@ from torch import Tensor
 from pytest_torchmem.operators.calls import GivenCall
 from pytest_torchmem.operators.elementwise import converted, in_arguments
 from pytest_torchmem.operators.libraries import cub
-from pytest_torchmem.operators.registry import UnknownOutputs, aten, operator
+from pytest_torchmem.operators.registry import UnknownOutputs, operator
 from pytest_torchmem.operators.workspace import (
     CONTIGUOUS,
     HALVES,
@@ -153,7 +153,7 @@ def copy_to_partition(input: Tensor, dim: int | None = None) -> int:
 
 
 # Selected from a dense copy along a dimension; Sorting.cpp.
-operator(*aten("kthvalue median nanmedian")).workspace("cuda")(copied(first=True, self=CONTIGUOUS))
+operator("kthvalue median nanmedian").workspace("cuda")(copied(first=True, self=CONTIGUOUS))
 
 
 @operator("aten::median", "aten::nanmedian").decomposition("cuda")
@@ -262,7 +262,7 @@ def cumulative(outputs: Tensor, input: Tensor, dim: int) -> tuple[int, ...]:
 
 
 # The input in the type of the result; native/ReduceOps.cpp, impl_func_cum_ops.
-operator(*aten("cumsum cumsum_ cumprod cumprod_")).workspace("cpu")(
+operator("cumsum cumsum_ cumprod cumprod_").workspace("cpu")(
     lambda outputs, input: converted(input, outputs.dtype)
 )
 _extremes = operator("aten::_cummax_helper", "aten::_cummin_helper")
@@ -274,8 +274,7 @@ _extremes.workspace("cuda")(copied(self=CONTIGUOUS, values=CONTIGUOUS, indices=C
 _TRUTHS = 2
 
 operator(
-    *aten("isin.Scalar_Tensor isin.Tensor_Scalar isin.Tensor_Tensor"),
-    unknown_outputs=UnknownOutputs.IS_IN,
+    "isin.Scalar_Tensor isin.Tensor_Scalar isin.Tensor_Tensor", unknown_outputs=UnknownOutputs.IS_IN
 )
 
 

@@ -48,7 +48,7 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.operators.elementwise import in_common_type
-from pytest_torchmem.operators.registry import DEVICES, aten, find_record, operator
+from pytest_torchmem.operators.registry import DEVICES, find_record, operator
 from pytest_torchmem.operators.spec import DRAWS_INTO, OperatorSpec
 from pytest_torchmem.operators.workspace import Buffer, Workspace, as_workspace, unknown
 from pytest_torchmem.profile.timeline import Confidence, KnownWork
@@ -265,7 +265,7 @@ _TAKE_NOTHING = (
 )  # fmt: skip
 """Operators that take nothing on devices, and those in place that go with them."""
 for _devices, _names in _TAKE_NOTHING:
-    operator(*aten(_names), takes_nothing=frozenset(_devices))
+    operator(_names, takes_nothing=frozenset(_devices))
 
 _LISTS = ("_foreach_", "_fused_ada", "_fused_sgd", "_amp_")
 """Kernels on lists of tensors; for the CPU native/FusedAdam.cpp, FusedSGD.cpp, FusedAdagrad.cpp and
@@ -548,4 +548,4 @@ _FORMULAS: Mapping[str, Callable[..., float]] = {
 
 for _names, _formula in _FORMULAS.items():
     _formula.__doc__ = _formula.__doc__ or "A row of the table of formulas."
-    operator(*aten(_names)).flops()(_formula)
+    operator(_names).flops()(_formula)

@@ -386,9 +386,7 @@ def cudnn_outputs(compute_log_sumexp: bool, arguments: Mapping[str, Any]) -> tup
     return output, statistics if compute_log_sumexp else None, *rest
 
 
-@operator("aten::_scaled_dot_product_cudnn_attention", "aten::_cudnn_attention_forward").workspace(
-    "cuda"
-)
+@operator("_scaled_dot_product_cudnn_attention _cudnn_attention_forward").workspace("cuda")
 def cudnn_forward(
     outputs: Sequence[Tensor | None], asked: _Attention, compute_log_sumexp: bool
 ) -> Workspace:
@@ -400,8 +398,7 @@ def cudnn_forward(
 
 
 @operator(
-    "aten::_scaled_dot_product_cudnn_attention_backward",
-    not_in_key=("philox_seed", "philox_offset"),
+    "_scaled_dot_product_cudnn_attention_backward", not_in_key=("philox_seed", "philox_offset")
 ).workspace("cuda")
 def cudnn_backward(grad_out: Tensor, out: Tensor, asked: _Attention) -> Workspace:
     """A copy of a gradient that lies unlike the output, and cuDNN's; run_cudnn_SDP_bprop."""

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from pytest_torchmem.operators.calls import AttentionArguments
 from pytest_torchmem.operators.matmul import SCALE, SMALLEST, Product, has_onednn_products
-from pytest_torchmem.operators.registry import aten, operator
+from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.operators.workspace import (
     ALL,
     FLOAT,
@@ -129,8 +129,7 @@ def efficient_backward_bytes(
 
 
 @operator(
-    "aten::_scaled_dot_product_efficient_attention_backward",
-    not_in_key=("philox_seed", "philox_offset"),
+    "_scaled_dot_product_efficient_attention_backward", not_in_key=("philox_seed", "philox_offset")
 ).workspace("cuda")
 def sdpa_efficient_backward(
     machine: Gpu, grad_out_: Tensor | None, attention: AttentionArguments
@@ -164,7 +163,7 @@ def efficient_backward(
 
 # The seed and the offset of random numbers are on the host, outside of the capture of a graph.
 @operator(
-    *aten("_efficient_attention_forward _scaled_dot_product_efficient_attention"),
+    "_efficient_attention_forward _scaled_dot_product_efficient_attention",
     host_outputs={"cuda": (2, 3)},
 ).workspace("cuda")
 def efficient_forward(outputs: tuple[Tensor, ...], value: Tensor) -> int:

@@ -26,7 +26,7 @@ from pytest_torchmem.operators.convolution import choice, columns
 from pytest_torchmem.operators.convolution.choice import as_images, cuda_format
 from pytest_torchmem.operators.elementwise import sum_buffers
 from pytest_torchmem.operators.libraries.nvidia import Cudnn, operand, prefers_mode_b
-from pytest_torchmem.operators.registry import OperatorKind, aten, operator
+from pytest_torchmem.operators.registry import OperatorKind, operator
 from pytest_torchmem.operators.workspace import (
     ALL,
     Made,
@@ -56,7 +56,7 @@ from pytest_torchmem.torch_private.settings import (
 _forward = operator("aten::convolution", "aten::_convolution", kind=OperatorKind.LEAF)
 _backward = operator("aten::convolution_backward", kind=OperatorKind.LEAF)
 operator(
-    *aten("convolution_overrideable convolution_backward_overrideable mkldnn_convolution"),
+    "convolution_overrideable convolution_backward_overrideable mkldnn_convolution",
     "aten::_nnpack_spatial_convolution",
     kind=OperatorKind.LEAF,
 )
@@ -424,7 +424,7 @@ def _contiguous(tensor: Tensor, memory_format: torch.memory_format) -> Tensor:
     return torch.empty_like(tensor, memory_format=memory_format, device="meta")
 
 
-operator(*aten("cudnn_convolution cudnn_convolution_relu cudnn_convolution_add_relu")).meta("cuda")(
+operator("cudnn_convolution cudnn_convolution_relu cudnn_convolution_add_relu").meta("cuda")(
     convolution_on_cuda
 )
 

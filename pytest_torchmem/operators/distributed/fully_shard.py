@@ -66,9 +66,7 @@ def concatenate(tensors: Sequence[Tensor], dim: int, num_chunks: int, out: Tenso
     return (6 * len(tensors) + 2 + blocks) * _INTEGER
 
 
-@operator("aten::_chunk_cat", source="native/cuda/TensorShape.cu, _chunk_cat_cuda").decomposition(
-    "cuda"
-)
+@operator("_chunk_cat", source="native/cuda/TensorShape.cu, _chunk_cat_cuda").decomposition("cuda")
 def concatenated(call: GivenCall, tensors: Sequence[Tensor], dim: int, num_chunks: int) -> Tensor:
     """One kernel where all are contiguous, else padded tensors that are concatenated."""
     if not all(one.is_contiguous() for one in tensors):
