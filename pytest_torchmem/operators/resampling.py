@@ -45,17 +45,13 @@ _aten: Any = torch.ops.aten
 _LEAST_CHANNELS = 4
 """Of which CUDA's kernels for channels last take notice; 16 in the forward of bilinear ones."""
 
-_NEAREST = "upsample_nearest{} _upsample_nearest_exact{}"
+_nearest = "upsample_nearest{0} _upsample_nearest_exact{0}".format
 _PADS = "reflection_pad2d reflection_pad3d replication_pad2d replication_pad3d"
 
 
 def _copying(names: str, *devices: str, first: bool = False, **formats: Wanted) -> None:
     """Have kernels, of both devices if none is named, bring arguments into formats."""
     operator(names).workspace(*devices or DEVICES)(copied(first=first, **formats))
-
-
-def _nearest(dimensions: str) -> str:
-    return _NEAREST.format(dimensions, dimensions)
 
 
 _copying("avg_pool2d max_pool2d_with_indices", self=SUGGESTED)
@@ -228,9 +224,7 @@ operator("aten::_upsample_bilinear2d_aa").workspace("cpu")(_antialias(2))
 operator("aten::_upsample_bicubic2d_aa").workspace("cpu")(_antialias(4))
 
 
-@operator(f"{_nearest('2d')} {_nearest('2d_backward')} upsample_bilinear2d_backward").workspace(
-    "cuda"
-)
+@operator(_nearest("2d"), _nearest("2d_backward"), "upsample_bilinear2d_backward").workspace("cuda")
 def copies_on_cuda(
     outputs: Tensor, input: Tensor | None = None, grad_output: Tensor | None = None
 ) -> tuple[int, ...]:

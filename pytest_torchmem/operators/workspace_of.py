@@ -445,19 +445,13 @@ def _qr(A: Tensor, outputs: tuple[Tensor, Tensor]) -> int:
     return int(2 * _lu(A)) + (int(_orthogonal(q, min(A.shape[-2:]))) if q.numel() else 0)
 
 
-def _trilinear(
-    i1: Tensor,
-    i2: Tensor,
-    i3: Tensor,
-    expand1: Sequence[int],
-    expand2: Sequence[int],
-    expand3: Sequence[int],
-) -> int:
+def _trilinear(operands: list[Any]) -> int:
     """Two multiplications and an addition for each element of the expanded product, which is made
     over all dimensions and then summed; native/Linear.cpp.
     """
-    sizes = [1] * (i1.dim() + len(expand1))
-    for tensor, missing in ((i1, expand1), (i2, expand2), (i3, expand3)):
+    tensors, expanded = operands[:3], operands[3:6]
+    sizes = [1] * (tensors[0].dim() + len(expanded[0]))
+    for tensor, missing in zip(tensors, expanded, strict=True):
         kept = [at for at in range(len(sizes)) if at not in missing]
         for at, size in zip(kept, tensor.shape, strict=True):
             sizes[at] = max(sizes[at], size)

@@ -43,11 +43,8 @@ def cuda_format(input: Tensor, weight: Tensor) -> torch.memory_format:
 
 def _of_either(input: Tensor, weight: Tensor) -> torch.memory_format:
     """Channels last where either operand suggests it."""
-    for operand in (input, weight):
-        found = suggested_format(operand)
-        if found != torch.contiguous_format:
-            return found
-    return torch.contiguous_format
+    formats = map(suggested_format, (input, weight))
+    return next((one for one in formats if one != torch.contiguous_format), torch.contiguous_format)
 
 
 def uses_cudnn(input: Tensor) -> bool:

@@ -134,20 +134,12 @@ def _rows_and_places(input: Tensor, weight: Tensor, offset: Tensor) -> tuple[int
 
 
 def _deform_backward(
-    grad: Tensor,
-    input: Tensor,
-    weight: Tensor,
-    offset: Tensor,
-    mask: Tensor,
-    bias: Tensor,
-    groups: int,
+    tensors: list[Tensor], groups: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Columns twice: for the gradients of input, offset and mask, and for that of the weight;
     deform_conv2d_kernel, backward_gradient_inputs and backward_gradient_parameters.
     """
-    grad, input, weight, offset, mask, bias = (
-        one.contiguous() for one in (grad, input, weight, offset, mask, bias)
-    )
+    grad, input, weight, offset, mask, bias = (one.contiguous() for one in tensors)
     images, filters, height, width = grad.shape
     gradients = [torch.zeros_like(one) for one in (input, offset, mask)]
     flat = weight.view(groups, filters // groups, -1)

@@ -21,7 +21,7 @@ def _batch(threads: int, products: int) -> Entry:
 
 def _is_refused(problem: Problem, reduced: int, most: int = VECTOR) -> bool:
     """Groups of few channels are left to direct kernels, where those accept them."""
-    if not problem.grouped or reduced > most:
+    if problem.groups == 1 or reduced > most:
         return False
     fours = problem.group_channels % 4 == 0 and problem.group_filters % 4 == 0
     return not problem.bfloat16 or fours
@@ -79,7 +79,7 @@ def _is_lowered(problem: Problem) -> bool:
 
 def _is_merged(problem: Problem) -> bool:
     """Whether strides across are taken for channels, of which there is one: ``trans_dim_koef``."""
-    if problem.grouped or problem.bfloat16 or problem.padding[2] > 0:
+    if problem.groups > 1 or problem.bfloat16 or problem.padding[2] > 0:
         return False
     across = problem.kernel[2], problem.stride[2], problem.input[2]
     return any(

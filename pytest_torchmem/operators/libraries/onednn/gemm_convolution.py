@@ -316,7 +316,7 @@ def backward_data(problem: Problem) -> Primitive | None:
     if problem.channels_last:
         used = problem.threads if runs_outer_channels_last(problem, pixels) else 1
         entries = [used * columns * problem.output[0] * FLOAT]
-        if problem.grouped or problem.bfloat16:
+        if problem.groups > 1 or problem.bfloat16:
             entries.append(used * image * FLOAT)
         return _primitive(problem, entries)
     outer = (

@@ -27,7 +27,7 @@ _LONGEST_BLOCK = 256
 
 def _blocks(problem: Problem) -> Blocks | None:
     """Of one group, without padding; of strides that divide the image (``rtus_prepare``)."""
-    if problem.grouped or problem.taps != 1 or any(problem.padding):
+    if problem.groups > 1 or problem.taps != 1 or any(problem.padding):
         return None
     pairs = zip(problem.output, problem.stride, strict=True)
     if tuple(result * step for result, step in pairs) != problem.input:

@@ -93,10 +93,6 @@ class Problem(NamedTuple):
         return self.dtype == torch.bfloat16
 
     @property
-    def grouped(self) -> bool:
-        return self.groups > 1
-
-    @property
     def group_channels(self) -> int:
         return self.channels // self.groups
 
@@ -107,7 +103,7 @@ class Problem(NamedTuple):
     @property
     def depthwise(self) -> bool:
         """Whether every channel is a group of its own, with one filter."""
-        return self.grouped and self.group_channels == self.group_filters == 1
+        return self.groups > 1 and self.group_channels == self.group_filters == 1
 
     @property
     def taps(self) -> int:
@@ -293,10 +289,10 @@ def blocks_of(
 ) -> Blocks | None:
     """Blocks that groups have to fill: ``smaller`` ones in groups too small for the usual."""
     channels, filters = problem.group_channels, problem.group_filters
-    if not problem.grouped and not problem.channels_last:
+    if problem.groups == 1 and not problem.channels_last:
         padded = channels if first else round_up(channels, block)
         return Blocks(problem, block, padded, round_up(filters, block), first)
-    few = not problem.channels_last or (max(channels, filters) < block and problem.grouped)
+    few = not problem.channels_last or (max(channels, filters) < block and problem.groups > 1)
     if few and not first and (channels % block or filters % block):
         block = next((size for size in smaller if not channels % size | filters % size), block)
     if not problem.channels_last and (filters % block or (channels % block and not first)):
