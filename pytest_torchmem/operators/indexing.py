@@ -552,12 +552,8 @@ def triangle(input: Tensor) -> int:
     return 0 if input.stride()[:-2] == dense[:-2] else dense_bytes(input)
 
 
-@operator("aten::tril_", "aten::triu_").workspace("cpu")
-def triangle_in_place(input: Tensor) -> Workspace | int:
-    """Where there would be a copy, perhaps another for the result."""
-    return unknown() if triangle(input) else 0
-
-
+# Where there would be a copy, perhaps another for the result.
+operator("tril_ triu_").workspace("cpu")(lambda input: unknown() if triangle(input) else 0)
 operator("aten::narrow_copy").workspace("cpu")(copied(self=CONTIGUOUS))
 
 

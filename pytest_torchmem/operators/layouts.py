@@ -381,10 +381,8 @@ def by_number(operands: list[Any]) -> Tensor | None:
     return sparse_of(first.shape, indices.clone(), torch.empty_like(values), first.is_coalesced())
 
 
-@operator("aten::div_", "aten::mul_", "aten::neg_").sparse()
-def in_place(input: Tensor) -> Tensor:
-    """Values are written where they are."""
-    return input
+# Values are written where they are.
+operator("aten::div_", "aten::mul_", "aten::neg_").sparse()(lambda input: input)
 
 
 @operator("aten::add", "aten::sub").sparse()
@@ -513,11 +511,8 @@ def _coalesced_on_gpu(gpu: Gpu, input: Tensor, count: int) -> tuple[Tensor, Tens
     indices, values = sparse_indices(input), sparse_values(input)
     flat = indices.new_empty(indices.shape[1:])
     origins = torch.empty_like(flat), torch.empty_like(flat)
-    for nbytes in (
-        cub.merge_sort(flat.numel(), pairs=True),
-        cub.distinct_rows(gpu, flat.numel(), True),
-    ):
-        flat.new_empty((nbytes,), dtype=torch.uint8)
+    flat.new_empty((cub.merge_sort(flat.numel(), pairs=True),), dtype=torch.uint8)
+    flat.new_empty((cub.distinct_rows(gpu, flat.numel(), True),), dtype=torch.uint8)
     made = values.new_empty((count, *values.shape[1:]))
     if indices.shape[0] == 1:
         return flat.unsqueeze(0), made

@@ -337,10 +337,8 @@ def matrix_product(
     return onednn_product(machine, first, second, copies + scale)
 
 
-@operator("addbmm addmm addmv addr baddbmm").unread()
-def nothing_added(self: Tensor, *, beta: float = 1) -> list[Tensor]:
-    """What is multiplied by ``beta=0``, NaN and all."""
-    return [] if beta else [self]
+# What is multiplied by ``beta=0``, NaN and all.
+operator("addbmm addmm addmv addr baddbmm").unread()(lambda self, beta: [] if beta else [self])
 
 
 @operator("aten::addmm", "aten::addmm_", "aten::_addmm_activation").workspace("cpu")
@@ -439,12 +437,9 @@ def dot_on_cpu(machine: Host, operands: list[Any]) -> Workspace | int:
     return onednn_product(machine, row.unsqueeze(0), column.unsqueeze(1), sum(copies))
 
 
-@operator("addbmm addbmm_ dot vdot").workspace("cuda")
-def buffer_alone(machine: Gpu) -> Workspace:
-    """The handle, and so its buffer; native/cuda/Blas.cpp, ``dot_cuda``; ``addbmm`` is a product
-    into the result for every matrix, native/LinearAlgebra.cpp, ``addbmm_impl_``.
-    """
-    return beside_buffer(machine)
+# The handle, and so its buffer; native/cuda/Blas.cpp, ``dot_cuda``; ``addbmm`` is a product into
+# the result for every matrix, native/LinearAlgebra.cpp, ``addbmm_impl_``.
+operator("addbmm addbmm_ dot vdot").workspace("cuda")(lambda machine: beside_buffer(machine))
 
 
 _POWERS = 5

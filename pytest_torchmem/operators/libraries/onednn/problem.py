@@ -323,20 +323,15 @@ def input_row_pixels(blocks: Blocks, registers: int) -> int:
     problem = blocks.problem
     width, step = problem.input[2], problem.stride[2]
     left = overlaps(problem, 1)[0]
-    best, most = 0, 0
-    for at_a_time in range(1, 5):
-        if blocks.channel_blocks % at_a_time:
-            continue
-        for reach in range(step, width + step, step):
-            if reach * at_a_time + reach // step > registers:
-                break
-            pixels = min(reach, width)
-            if left > pixels and pixels != width:
-                continue
-            products = ceil_div(pixels, step) * at_a_time
-            if products > most or (products == most and pixels > best):
-                best, most = pixels, products
-    return best
+    choices = [
+        (ceil_div(pixels, step) * at_a_time, pixels)
+        for at_a_time in range(1, 5)
+        if blocks.channel_blocks % at_a_time == 0
+        for reach in range(step, width + step, step)
+        for pixels in [min(reach, width)]
+        if reach * at_a_time + reach // step <= registers and (left <= pixels or pixels == width)
+    ]
+    return max(choices, default=(0, 0))[1]
 
 
 def weights_take_padding(problem: Problem) -> bool:
