@@ -24,7 +24,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from pytest_torchmem.interception.attribution import Attribution
 from pytest_torchmem.profile.module_paths import fold
 from pytest_torchmem.torch_private.modes import FunctionMode
-from pytest_torchmem.torch_private.module_calls import module_calls, step_tables
+from pytest_torchmem.torch_private.module_calls import ModuleMethods, step_tables
 from pytest_torchmem.torch_private.patches import replaced, replaced_all
 from pytest_torchmem.torch_private.tensors import current_graph_task, view_base
 
@@ -80,7 +80,7 @@ def every_call(how: Callable[[str, int], Call | None]) -> Iterator[None]:
 
         return call
 
-    with module_calls(instead):
+    with ModuleMethods({"__call__": instead}):
         yield
 
 

@@ -4,12 +4,14 @@ Also kernels in CUDA C++ that a program compiles itself, and addresses on the GP
 packages. Neither is a torch operator (pybind11 hands an extension's functions to Python): what such
 a kernel allocates and returns is known to its author alone, or to a function of torch's operators
 that allocates and computes the same. There is one for peft's, which BOFT compiles to make
-block-diagonal matrices.
+block-diagonal matrices. Of bitsandbytes it is what is beside its operators: its library in C++, and
+memory that it pages itself.
 """
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from copy import copy
 from functools import partial, reduce
 from importlib import import_module
 from types import ModuleType
@@ -20,6 +22,7 @@ from torch import Tensor
 
 from pytest_torchmem.errors import UnsupportedOperatorError
 from pytest_torchmem.interception.context import TraceContext
+from pytest_torchmem.operators.third_party.bitsandbytes import NativeLibrary
 from pytest_torchmem.operators.workspace import on_meta
 from pytest_torchmem.step.imports import is_imported, told_of_imports
 from pytest_torchmem.torch_private.flex_attention import MASKS, captured_tensors_lifted
@@ -116,6 +119,54 @@ def compiled_extensions(trace: TraceContext, module: Any) -> AbstractContextMana
     return replaced_all([(module, {"load": load_files, "load_inline": load_text})])
 
 
+def bitsandbytes_library(trace: TraceContext, module: Any) -> AbstractContextManager[None]:
+    """Let what bitsandbytes launches from Python take nothing; bitsandbytes/functional.py. What it
+    keeps for the process, maps of quantization among it, is not the trace's.
+    """
+    functional = sys.modules[f"{module.__name__}.functional"]
+    get_paged: Any = functional.get_paged
+
+    def paged(*shape: int, dtype: torch.dtype = torch.float32, device: Any = None) -> Any:
+        """Make a tensor in memory that host and GPU share: the allocator for the GPU has none."""
+        if trace.off():
+            given = {} if device is None else {"device": device}
+            return get_paged(*shape, dtype=dtype, **given)
+        tensor: Any = torch.empty(*shape, dtype=dtype, device="cpu")
+        tensor.is_paged, tensor.page_deviceid = True, 0
+        return tensor
+
+    library = _Library(trace, functional.lib)
+    optimizers = sys.modules[f"{module.__name__}.optim.optimizer"].GlobalOptimManager
+    replacements: Replacements = [
+        (functional, {"lib": library, "get_paged": paged, "name2qmap": {}}),
+        (functional.GlobalPageManager, {"_instance": None}),
+        (optimizers, {"_instance": _copy_of(optimizers._instance)}),
+    ]
+    return replaced_all(replacements)
+
+
+def _copy_of(manager: Any) -> Any:
+    """Return a manager that knows of the parameters of the trace too, and is left behind there."""
+    if manager is None:
+        return None
+    copied = copy(manager)
+    tables = {name: one for name, one in vars(manager).items() if isinstance(one, (dict, list))}
+    vars(copied).update({name: one.copy() for name, one in tables.items()})
+    return copied
+
+
+class _Library(NativeLibrary):
+    """The library of the process, which does nothing on the trace's thread."""
+
+    def __init__(self, trace: TraceContext, original: Any) -> None:
+        self._trace = trace
+        self._original = original
+
+    def __getattr__(self, name: str) -> Any:
+        on_thread = self._trace.on_thread()
+        return super().__getattr__(name) if on_thread else getattr(self._original, name)
+
+
 class _Extension(ModuleType):
     """An extension whose kernels are not compiled: what nobody described says what to do."""
 
@@ -157,7 +208,7 @@ def _by(module: str, function: str, *given: str) -> Follow:
 
 
 ON_GPU: Libraries = {
-    "bitsandbytes": _by("bitsandbytes", "bitsandbytes_library"),
+    "bitsandbytes": bitsandbytes_library,
     MASKS: _by("flex_attention", "flex_attention"),
     "torch.utils.cpp_extension": compiled_extensions,
     "triton.runtime.jit": _by("triton", "triton_launches", "JITFunction"),

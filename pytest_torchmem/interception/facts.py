@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.rnn import PackedSequence
 
+from pytest_torchmem.interception.ledger import dtype_name
 from pytest_torchmem.profile.facts import (
     AUTOCAST,
     CHECKPOINT,
@@ -199,7 +200,6 @@ class FactCollector:
         self._configurations: dict[str, tuple[Any, dict[str, Any]]] = {}
         """Configurations of modules by their paths, and what they held when first called."""
         self._known: dict[str, dict[str, Any]] = {topic: {} for topic in TOPICS}
-        self._dtypes: dict[torch.dtype, str] = {}
 
     def called(
         self, path: str, module: nn.Module, given: CallArguments, task: int, outer: Mode | None
@@ -207,8 +207,7 @@ class FactCollector:
         """Take note of a module's call and of the mode that it runs in; return that."""
         autocast = ""
         if torch.is_autocast_enabled(self.device):
-            dtype = torch.get_autocast_dtype(self.device)
-            autocast = self._dtypes.setdefault(dtype, str(dtype).removeprefix("torch."))
+            autocast = dtype_name(torch.get_autocast_dtype(self.device))
             if not torch.is_autocast_cache_enabled():
                 autocast += UNCACHED
         # ``torch.jit.freeze`` leaves a module without it.
@@ -272,7 +271,7 @@ class FactCollector:
         known = self._known[Topic.INPUTS]
         for position, tensor in enumerate(tensors):
             own = f"{name}[{position}]" if position else name
-            (nested, sizes), dtype = _shape_of(tensor), str(tensor.dtype).removeprefix("torch.")
+            (nested, sizes), dtype = _shape_of(tensor), dtype_name(tensor.dtype)
             geometry = Geometry(f"{nested} {dtype}".lstrip(), sizes)
             before = known.get(own, ())
             if _is_channels_last(tensor):

@@ -22,6 +22,7 @@ is counted; what they take meanwhile is not known.
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from types import FrameType
 from typing import Any
 
@@ -156,13 +157,8 @@ class Layouts:
         rows: list[list[int]] = sizes.tolist()
         offsets = torch.empty((len(rows),), dtype=torch.int64)
         strides = sizes.new_empty(sizes.shape)
-        position, positions, steps = 0, [], []
-        for row in rows:
-            positions.append(position)
-            steps.append([math.prod(row[at:]) for at in range(1, len(row) + 1)])
-            position += math.prod(row)
-        self._write(offsets, positions)
-        self._write(strides, steps)
+        self._write(offsets, [*accumulate(map(math.prod, rows), initial=0)][:-1])
+        self._write(strides, [[math.prod(row[at + 1 :]) for at in range(len(row))] for row in rows])
         made: Tensor = torch.ops.aten._nested_view_from_buffer.default(
             buffer, sizes, strides, offsets
         )

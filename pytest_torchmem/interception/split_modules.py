@@ -378,32 +378,24 @@ class _Alike:
     @classmethod
     def of(cls, called: Any) -> "_Alike | None":
         """Return them, or None if no two are the same, or one has symbolic sizes."""
-        args, spec = called.args_schema, distributed.tensor_spec()
-        lists = [one for one in args if isinstance(one, (list, tuple)) and one]
-        of_tensors = [one for one in lists if isinstance(one[0], spec)]
+        of_args, spec = enumerate(called.args_schema), distributed.tensor_spec()
+        lists = {at: one for at, one in of_args if isinstance(one, (list, tuple)) and one}
+        of_tensors = [one for one in lists.values() if isinstance(one[0], spec)]
         count = len(of_tensors[0]) if of_tensors else 0
-        if any(len(one) != count for one in lists):
+        if any(len(one) != count for one in lists.values()):
             return None
         if any(isinstance(one, (list, tuple)) for one in called.kwargs_schema.values()):
             return None
-        kinds: dict[Any, int] = {}
-        first: list[int] = []
-        places: list[int] = []
+        elements = zip(*lists.values(), strict=True)
+        keys = [tuple(_key(one, spec) for one in together) for together in elements]
         try:
-            for index, elements in enumerate(zip(*lists, strict=True)):
-                key = tuple(_key(element, spec) for element in elements)
-                if key not in kinds:
-                    kinds[key] = len(first)
-                    first.append(index)
-                places.append(kinds[key])
+            kinds = {key: kind for kind, key in enumerate(dict.fromkeys(keys))}
         except TypeError:  # symbolic sizes have no hash
             return None
-        if len(first) == count:
+        if len(kinds) == count:
             return None
-        chosen = frozenset(
-            index for index, one in enumerate(args) if isinstance(one, (list, tuple)) and one
-        )
-        return cls(chosen, first, places)
+        places = [kinds[key] for key in keys]
+        return cls(frozenset(lists), [*map(places.index, kinds.values())], places)
 
     def spread(self, values: Sequence[Any]) -> Any:
         """Return what belongs to each element, from what belongs to each kind."""

@@ -71,11 +71,6 @@ class ModuleMethods(AbstractContextManager[None]):
                 function.__code__ = code
 
 
-def module_calls(instead: _Instead, name: str = "__call__") -> AbstractContextManager[None]:
-    """Have ``instead(original)`` called for every call of a module, or of another method of it."""
-    return ModuleMethods({name: instead})
-
-
 def _with_other_code(
     function: Any, instead: _Instead
 ) -> tuple[FunctionType, CodeType, CodeType] | None:

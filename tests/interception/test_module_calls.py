@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from pytest_torchmem import trace
-from pytest_torchmem.torch_private.module_calls import module_calls
+from pytest_torchmem.torch_private.module_calls import ModuleMethods
 from tests.modules import Parts
 from tests.results import as_measured, result_of
 
@@ -65,7 +65,7 @@ def test_an_error_gives_the_code_back_and_other_threads_call_the_original() -> N
         return call
 
     def broken() -> None:
-        with module_calls(instead):
+        with ModuleMethods({"__call__": instead}):
             assert nn.Identity()(1) == 1
             raise ValueError("broken")
 
@@ -90,7 +90,7 @@ def test_a_method_that_calls_its_superclass_is_replaced_without_a_walk_through_s
 
     model = nn.Linear(2, 2)
     model.note = 1
-    with module_calls(instead, "__delattr__"):
+    with ModuleMethods({"__delattr__": instead}):
         assert nn.Module.__delattr__ is function  # to set it, Python would visit all subclasses
         del model.note, model.bias
     assert deleted == ["note", "bias"]

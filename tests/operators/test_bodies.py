@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pytest_torchmem import MemoryProfile, measure, trace
+from pytest_torchmem.operators.libraries import lapack
 from pytest_torchmem.operators.libraries.lapack import Lapack
 from pytest_torchmem.targets.host import REFERENCE, this_machine
-from pytest_torchmem.torch_private import lapack
 from tests.modules import Parts
 from tests.operators.workspaces import skip_estimates
 from tests.results import as_measured, on_fake_cuda

@@ -51,7 +51,7 @@ EXCEPTIONS = {
     ("fake_cuda/api/torch_cuda.py", "_snapshot"),
     ("step/imports.py", "torch.testing._internal"),  # how names of modules begin
     # Of bitsandbytes, not of torch.
-    ("fake_cuda/bitsandbytes.py", "_instance"),
+    ("fake_cuda/libraries.py", "_instance"),
     ("operators/third_party/bitsandbytes.py", "_ops"),
     # Of triton's interpreter, and of Python's copy.
     ("fake_cuda/triton.py", "_interpreter"),

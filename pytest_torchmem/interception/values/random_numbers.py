@@ -161,9 +161,7 @@ def _lower_terms() -> tuple[int, ...]:
     Twister» (1998), appendix A.
     """
     a, b = 1 << _WORDS ^ 1 << _MIDDLE, 1 << (_WORDS - 1) ^ 1 << (_MIDDLE - 1)
-    powers = [1]
-    for _ in range(31):
-        powers.append(_product(powers[-1], b))
+    powers = [*itertools.accumulate([b] * 31, _product, initial=1)]
     polynomial = _product(a, powers[31])
     for bit in range(31):
         if _TWIST >> bit & 1:
