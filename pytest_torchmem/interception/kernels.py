@@ -199,7 +199,7 @@ class Kernels:
                 break
         else:
             computes = True
-            if not spec.reads_in_place or not self._values.computes_shown:
+            if not (spec.reads_in_place and self._values.computes) or contents.are_of_ranks:
                 return LONGER
         if spec.checks_values and not computes:
             return LONGER

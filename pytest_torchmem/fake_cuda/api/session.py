@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from inspect import signature
 from numbers import Integral
 from types import ModuleType, SimpleNamespace
@@ -25,12 +25,12 @@ import torch.accelerator
 
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.fake_cuda.memory import DeviceMemory, DeviceProperties
-from pytest_torchmem.interception.context import LASTING, Layer, TraceContext
+from pytest_torchmem.interception.context import Layer, TraceContext
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.target import as_device, index_of
 from pytest_torchmem.torch_private import patches
 from pytest_torchmem.torch_private.function_holders import is_of_program
-from pytest_torchmem.torch_private.modes import made_by, make
+from pytest_torchmem.torch_private.modes import make
 from pytest_torchmem.torch_private.patches import ABSENT, LookedAt, Replacements, replaced_all
 
 Functions = dict[str, Callable[..., Any]]
@@ -86,17 +86,8 @@ class Session:
 SESSION = Session()
 
 
-@contextmanager
-def session(trace: TraceContext, api: Api, gpus: Sequence[FakeGpu]) -> Iterator[None]:
-    """Let modules of torch have functions and classes."""
-    with (
-        patches.having(SESSION, trace=trace, gpus=gpus),
-        LASTING.layer("torch.cuda", partial(_functions, api)),
-    ):
-        yield
-
-
-def _functions(api: Api, _: TraceContext) -> Layer[None]:
+def api_functions(api: Api, _: TraceContext) -> Layer[None]:
+    """Let modules of torch have functions and classes, which ask the ``SESSION``."""
     replacements: list[tuple[Any, dict[str, Any]]] = []
     looked_at: list[LookedAt] = []
     for module, functions in api.functions:
@@ -299,18 +290,10 @@ ACCELERATOR: Functions = {
 _CUDA = torch.device("cuda")
 
 
-@contextmanager
-def device_numbers() -> Iterator[None]:
-    """Let ``torch.device(0)`` be ``cuda:0``, and cuda the accelerator, on the trace's thread."""
-    with (
-        LASTING.layer("device numbers", _device_functions) as device,
-        made_by(torch.device, device),
-    ):
-        yield
-
-
-def _device_functions(trace: TraceContext) -> Layer[Callable[..., Any]]:
-    """Return the layer, whose owner makes devices."""
+def device_numbers(trace: TraceContext) -> Layer[Callable[..., Any]]:
+    """Let ``torch.device(0)`` be ``cuda:0``, and cuda the accelerator, on the trace's thread. The
+    layer's owner makes devices.
+    """
 
     def device(*args: Any, **kwargs: Any) -> Any:
         number = args[0] if args else kwargs.get("device")

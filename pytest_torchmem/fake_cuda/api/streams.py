@@ -22,8 +22,6 @@ from pytest_torchmem.fake_cuda.api.session import SESSION, FakeGpu, Functions, n
 from pytest_torchmem.fake_cuda.memory import DeviceMemory
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.interception.values.computed import GraphRecording
-from pytest_torchmem.torch_private.devices import host_cache_known
-from pytest_torchmem.torch_private.patches import replaced
 
 
 class Stream:
@@ -357,10 +355,3 @@ def _end(captured: GraphCapture) -> None:
     captured.recording.drop()
     captured.memory.release_workspaces(captured.stream)
     captured.memory.follow().private.release(captured.pool)
-
-
-@contextmanager
-def graphs_captured() -> Iterator[None]:
-    """Let ``torch.cuda.graph`` begin without a stream of its own, as in a new process."""
-    with replaced(torch.cuda.graphs.graph, default_capture_stream=None), host_cache_known():
-        yield

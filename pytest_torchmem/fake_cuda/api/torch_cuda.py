@@ -15,6 +15,7 @@ GPU present it would get pinned memory from the real one.
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple, NoReturn, cast
 from weakref import WeakSet
 
@@ -40,7 +41,7 @@ from pytest_torchmem.operators.attention.dot_product import BACKENDS, may_use
 from pytest_torchmem.operators.libraries.nvidia import cublas_workspace, cublaslt_workspace
 from pytest_torchmem.step.generators import gpu_generators
 from pytest_torchmem.torch_private import patches
-from pytest_torchmem.torch_private.devices import bindings_known
+from pytest_torchmem.torch_private.devices import bindings_known, host_cache_known
 from pytest_torchmem.torch_private.modes import made_by
 from pytest_torchmem.torch_private.names import listed
 from pytest_torchmem.torch_private.patches import LookedAt, Replacements, replaced, unless
@@ -157,9 +158,6 @@ NVTX: session.Functions = {
     "mark": lambda gpu, msg: None,
 }
 """``torch.cuda.nvtx``."""
-
-CUDA_PROFILER: session.Functions = {"start": session.nothing, "stop": session.nothing}
-"""``torch.cuda.profiler``."""
 
 
 def profilers(trace: TraceContext) -> Replacements:
@@ -290,7 +288,7 @@ API = session.Api(
         (torch.backends.cuda, _BUILT),
         (torch.cuda.nccl, data_parallel.NCCL),
         (torch.cuda.nvtx, NVTX),
-        (torch.cuda.profiler, CUDA_PROFILER),
+        (torch.cuda.profiler, dict.fromkeys(("start", "stop"), session.nothing)),
         (comm, data_parallel.COMMUNICATION),
     ),
     _CLASSES,
@@ -305,11 +303,15 @@ def cuda_identity(trace: TraceContext, memories: Sequence[DeviceMemory]) -> Iter
     gpus = [session.FakeGpu(index, *of_it) for index, of_it in of_each]
     with (
         LASTING.layer("cuda", _functions) as owners,
-        session.device_numbers(),
+        LASTING.layer("device numbers", session.device_numbers) as device,
+        made_by(torch.device, device),
         gpu_generators(defaults),
         LASTING.layer("nccl", data_parallel.nccl_process_groups),
-        streams.graphs_captured(),
-        session.session(trace, API, gpus),
+        # As in a new process: ``torch.cuda.graph`` has no stream of its own yet.
+        replaced(torch.cuda.graphs.graph, default_capture_stream=None),
+        host_cache_known(),
+        patches.having(session.SESSION, trace=trace, gpus=gpus),
+        LASTING.layer("torch.cuda", partial(session.api_functions, API)),
         made_by(torch.UntypedStorage, owners.storages.make),
         made_by(torch.Tensor, owners.default_type.make),
         replaced(torch.cuda, default_generators=tuple(defaults)),

@@ -73,7 +73,7 @@ class KnownValues(Answers):
 
     def __init__(self, ledger: Ledger, attribution: Attribution, mode: Values) -> None:
         super().__init__(ledger, attribution, mode)
-        self._computes = mode.computes
+        self.computes = mode.computes
         self.limit = LIMIT_INTEGER
         """Elements up to which values of integers and booleans are always kept."""
         self.recordings: list[computed.GraphRecording] = []
@@ -125,7 +125,7 @@ class KnownValues(Answers):
             return None
         if self.contents.are_unwritten and (copied := self._begin_writing(call, plan)) is not None:
             return copied
-        if self._computes and call.operator.needs_values:
+        if self.computes and call.operator.needs_values:
             return self._compute_whatever(call, plan) if self._has_what_is_read(call) else None
         memories = self._computed(call, plan)
         if memories is None and call.operator.random:
@@ -157,10 +157,6 @@ class KnownValues(Answers):
             if id(tensor) in written and record.address not in read:
                 contents.begin_writing(record)
         return None
-
-    @property
-    def computes_shown(self) -> bool:
-        return self._computes and not self.contents.are_of_ranks
 
     def compute_shown(
         self,
@@ -224,7 +220,7 @@ class KnownValues(Answers):
                 return NO_MEMORIES
         if self._counts_others(call):
             return None
-        if self._computes:
+        if self.computes:
             can = operator.ignores_values or self._has_what_is_read(call)
             return self._compute_whatever(call, plan) if can else None
         if operator.opaque:
