@@ -364,9 +364,7 @@ class FactCollector:
         modes = sorted((self._modes | self._unreached() | in_part).items())
         found[Topic.MODES] = _by_pattern(modes, InMode)
         layers = sorted(self._layers.items(), key=lambda item: (item[0][0], str(item[0][1])))
-        found[Topic.LAYERS] = _by_pattern(
-            layers, lambda kind, settings: Layer(kind, dict(settings))
-        )
+        found[Topic.LAYERS] = _by_pattern(layers, lambda kind, own: Layer(kind, dict(own)))
         given = found[Topic.GIVEN] = _by_pattern(self._given.items(), Sized)
         # What a layer makes says as much.
         sizes = (one for one in self._sizes.items() if one[0][0].rpartition(".")[0] not in given)

@@ -65,9 +65,8 @@ class Layouts:
 
     def find(self, operator: OperatorSpec, args: Args, kwargs: Kwargs) -> Callable[..., Any] | None:
         """Return what runs an operator with these arguments, ``None`` where all are strided."""
-        if operator.kind is OperatorKind.NESTED or any(
-            tensor.is_nested for tensor in argument_tensors((args, kwargs))
-        ):
+        is_nested = any(tensor.is_nested for tensor in argument_tensors((args, kwargs)))
+        if is_nested or operator.kind is OperatorKind.NESTED:
             return self.run_nested
         if operator.kind is OperatorKind.COMPRESSED or sparse.has_compressed(args, kwargs):
             return self.run_compressed

@@ -269,9 +269,8 @@ class WrappedNumbers:
         """Give the numbers of the last operators the lifetime that they have."""
         while self.pending:
             pending = self.pending.pop()
-            if is_view_of_another(pending.result) and pending.operator.name.partition(".")[
-                0
-            ].endswith("_"):
+            in_place = pending.operator.name.partition(".")[0].endswith("_")
+            if in_place and is_view_of_another(pending.result):
                 base = view_base(pending.result)
                 node = None if base is None else base.grad_fn
                 hidden = _Hidden(pending.indices, pending.device)

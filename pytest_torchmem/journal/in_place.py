@@ -364,9 +364,8 @@ class InPlace:
         laid = self._laid[id(tensor)] = _Tensor(tensor, made)
         laid.exchange(tensor)
         if gradient is not None:
-            self._lay(
-                gradient, Given(contents.Weak(gradient), Kind.OTHER, moves=given.moves), other
-            )
+            of_it = Given(contents.Weak(gradient), Kind.OTHER, moves=given.moves)
+            self._lay(gradient, of_it, other)
             tensor.grad = gradient
 
     # -- what a program changes itself -------------------------------------------------------------
@@ -414,9 +413,8 @@ class InPlace:
         reached = contents.Reached(None, one)
         self._note_reached(reached)
         self._others += [partial(contents.fill, vars(one)[name], tables[name]) for name in tables]
-        self._others.append(
-            contents.ProgramState(reached, self.references(), of_modules=True).restore
-        )
+        state = contents.ProgramState(reached, self.references(), of_modules=True)
+        self._others.append(state.restore)
 
     # -- and given back ----------------------------------------------------------------------------
 

@@ -180,10 +180,8 @@ def is_of_program(owner: Any, name: str, found: Any) -> bool:
     """Return whether a program has put ``found`` where torch had a public function or method."""
     if name.startswith("_") or not (callable(found) or isinstance(found, property)):
         return False
-    path = (
-        owner.__name__ if isinstance(owner, types.ModuleType) else getattr(owner, "__module__", "")
-    )
-    package, *inner = str(path).split(".")
+    place = "__name__" if isinstance(owner, types.ModuleType) else "__module__"
+    package, *inner = str(getattr(owner, place, "")).split(".")
     if package not in _LIBRARIES or any(part.startswith("_") for part in inner):
         return False
     return not _is_own(found)

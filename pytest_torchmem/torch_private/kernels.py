@@ -230,9 +230,8 @@ _FILLING = frozenset({"aten::fill_.Scalar", "aten::normal_", "aten::uniform_", "
 @cache
 def _makes_one_like_another(operator: keys.OpOverload) -> bool:
     """Return whether ``operator`` makes a tensor like another one, and is composite in C++."""
-    return operator.name() in LIKE_ANOTHER and keys.has_kernel(
-        operator.name(), keys.COMPOSITE_EXPLICIT
-    )
+    name = operator.name()
+    return name in LIKE_ANOTHER and keys.has_kernel(name, keys.COMPOSITE_EXPLICIT)
 
 
 def run_on_meta(operator: keys.OpOverload, *args: Any, **kwargs: Any) -> Any:

@@ -221,13 +221,10 @@ def entered_settings() -> tuple[Setting, ...]:
 
 
 def _of_autocast() -> Iterator[Setting]:
-    for device in _AUTOCAST_DEVICES:
-        yield Setting(
-            partial(torch.is_autocast_enabled, device), partial(torch.set_autocast_enabled, device)
-        )
-        yield Setting(
-            partial(torch.get_autocast_dtype, device), partial(torch.set_autocast_dtype, device)
-        )
+    enabled: Any = torch.is_autocast_enabled, torch.set_autocast_enabled
+    dtype: Any = torch.get_autocast_dtype, torch.set_autocast_dtype
+    for device, (ask, set_to) in product(_AUTOCAST_DEVICES, (enabled, dtype)):
+        yield Setting(partial(ask, device), partial(set_to, device))
     yield Setting(torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled)
     yield Setting(_nesting, partial(_leave, _nesting, torch.autocast_decrement_nesting))
 

@@ -217,9 +217,8 @@ def _makes(func: Any, args: Any) -> bool:
 def _creates(func: OpOverload) -> bool:
     """Return whether an operator has a device and no tensors among its arguments."""
     arguments = schema(func).arguments
-    return any(one.name == "device" for one in arguments) and not any(
-        "Tensor" in str(one.type) for one in arguments
-    )
+    has_tensors = any("Tensor" in str(one.type) for one in arguments)
+    return not has_tensors and any(one.name == "device" for one in arguments)
 
 
 def _is_guess(func: OpOverload, compiles: bool) -> bool:

@@ -371,9 +371,8 @@ def _group(lists: Any, with_indices: bool = False) -> Any:
     for position, tensor in enumerate(lists[0]):
         if tensor is None:
             continue
-        members, indices = groups.setdefault(
-            (tensor.device, tensor.dtype), ([[] for _ in lists], [])
-        )
+        key = tensor.device, tensor.dtype
+        members, indices = groups.setdefault(key, ([[] for _ in lists], []))
         for member, tensors in zip(members, lists, strict=True):
             if tensors:
                 member.append(tensors[position])

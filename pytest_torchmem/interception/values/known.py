@@ -214,9 +214,8 @@ class KnownValues(Answers):
                     return None
                 if not call.operator.mutated:
                     return computed.memories_of(plan, value, [])
-                self.contents.remember(
-                    call.records[0], computed.laid_out_as(call.tensors[0], value)
-                )
+                laid_out = computed.laid_out_as(call.tensors[0], value)
+                self.contents.remember(call.records[0], laid_out)
                 return NO_MEMORIES
         if self._counts_others(call):
             return None
@@ -592,9 +591,8 @@ class KnownValues(Answers):
         operator = call.operator
         if not operator.functional or operator.broadcasts:
             return ""
-        sums = operator.name.startswith(messages.SUMS) and not messages.is_taken_to_be_same(
-            call, call.tensors[0]
-        )
+        same = messages.is_taken_to_be_same(call, call.tensors[0])
+        sums = operator.name.startswith(messages.SUMS) and not same
         if sums or not messages.includes_others(call):
             return ""
         return self._attribution.user_line() or "the traced program"
