@@ -15,12 +15,7 @@ from torch import Tensor
 
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.interception.values.known import NotKnown
-from pytest_torchmem.torch_private.flex_attention import (
-    block_masks_replaced,
-    captured_tensors_lifted,
-    flex_kernels_replaced,
-    in_what_inductor_compiles,
-)
+from pytest_torchmem.torch_private import flex_attention as private
 from pytest_torchmem.torch_private.tensors import current_graph_task
 
 _ROWS_AT_ONCE = 1 << 24
@@ -34,9 +29,9 @@ def flex_attention(trace: TraceContext, module: Any) -> Iterator[None]:
     """Stand in for the kernels of ``torch.nn.attention.flex_attention``, which is imported."""
     fused = _Fused(trace)
     with (
-        captured_tensors_lifted(),
-        flex_kernels_replaced(fused.kernels),
-        block_masks_replaced(fused.masks),
+        private.captured_tensors_lifted(),
+        private.flex_kernels_replaced(fused.kernels),
+        private.block_masks_replaced(fused.masks),
     ):
         yield
 
@@ -86,7 +81,7 @@ class _Fused:
             mod_fn: Any, B: Any, H: Any, Q_LEN: int, KV_LEN: int, device: Any = None
         ) -> Any:
             on = torch.device("cuda" if device is None else device)
-            if self._trace.off() or on.type != "cuda" or not in_what_inductor_compiles():
+            if self._trace.off() or on.type != "cuda" or not private.in_what_inductor_compiles():
                 return make(mod_fn, B, H, Q_LEN, KV_LEN, device)
             return _Mask(make, (mod_fn, B or 1, H or 1, Q_LEN, KV_LEN, on))
 
@@ -101,7 +96,7 @@ class _Fused:
         if self._trace.off() or not self._trace.is_on_gpu(query):
             return False
         line = self._trace.user_line()
-        if in_what_inductor_compiles():
+        if private.in_what_inductor_compiles():
             self._lines.add(line)
             return True
         return current_graph_task() != -1 and line in self._lines

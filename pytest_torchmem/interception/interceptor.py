@@ -32,6 +32,7 @@ from pytest_torchmem.operators.spec import OperatorSpec, spec_of
 from pytest_torchmem.step.imports import imports_within
 from pytest_torchmem.step.trees import Args, Kwargs, argument_tensors, replace_tensors
 from pytest_torchmem.targets.target import Target
+from pytest_torchmem.torch_private import modes
 from pytest_torchmem.torch_private.dispatcher import interception, run_outside
 from pytest_torchmem.torch_private.kernels import run_composite_implicit
 from pytest_torchmem.torch_private.keys import (
@@ -43,15 +44,7 @@ from pytest_torchmem.torch_private.keys import (
     is_view,
     set_excluded,
 )
-from pytest_torchmem.torch_private.modes import (
-    CONVOLUTION,
-    DisableTorchFunctionSubclass,
-    NoFunctionModes,
-    convolution_for_jit,
-    function_modes,
-    jit_tracing,
-    not_jit_tracing,
-)
+from pytest_torchmem.torch_private.modes import function_modes, jit_tracing
 from pytest_torchmem.torch_private.patches import having
 from pytest_torchmem.torch_private.tensors import nowhere, storage_address
 
@@ -83,7 +76,7 @@ class _Working:
         self._before = interceptor.inside, is_excluded(FAKE)
         interceptor.inside = get_ident()
         set_excluded(FAKE, True)
-        self._modes = NoFunctionModes()
+        self._modes = modes.NoFunctionModes()
         self._modes.__enter__()
 
     def __exit__(self, *error: object) -> None:
@@ -158,13 +151,13 @@ class Interceptor:
         """Run one operator that would have reached a kernel."""
         if function_modes():
             # Below the dispatcher torch has none: a default device is not for what is made here.
-            with NoFunctionModes():
+            with modes.NoFunctionModes():
                 return self(overload, *args, **kwargs)
         if jit_tracing() is not None:
-            if overload is CONVOLUTION:
-                return convolution_for_jit(args)
+            if overload is modes.CONVOLUTION:
+                return modes.convolution_for_jit(args)
             # It has written the operator down; what is asked of tensors here is not its business.
-            with not_jit_tracing():
+            with modes.not_jit_tracing():
                 return self(overload, *args, **kwargs)
         thread, threads = get_ident(), self.threads
         lock = threads.locks.get(thread) or threads.adopt(thread)
@@ -199,10 +192,10 @@ class Interceptor:
                 return self._run_beside_host(spec, args, kwargs)
             if spec.kind is _LEAF:
                 return self.kernels.run(spec, args, kwargs)
-            with DisableTorchFunctionSubclass():
+            with modes.DisableTorchFunctionSubclass():
                 return self._run_specially(spec, args, kwargs)
         except SubclassAsked:
-            with DisableTorchFunctionSubclass():
+            with modes.DisableTorchFunctionSubclass():
                 return self.kernels.run(self._specs[id(overload)], args, kwargs)
         finally:
             self.inside = was_inside

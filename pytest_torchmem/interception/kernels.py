@@ -16,28 +16,12 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from pytest_torchmem.interception.decompose import (
-    INDICES,
-    Decompositions,
-    Intercepts,
-    Parts,
-    equal_without_values,
-    fills_mask,
-    plan_from_values,
-    without_masks,
-)
+from pytest_torchmem.interception import decompose, placement
+from pytest_torchmem.interception.decompose import Intercepts, Parts
 from pytest_torchmem.interception.layouts import Layouts, QuantizedTensors, is_observed_first
 from pytest_torchmem.interception.ledger import DeviceLedger, StorageRecord
 from pytest_torchmem.interception.operator_log import OperatorLog
 from pytest_torchmem.interception.phases import SUM, GradientSums, References
-from pytest_torchmem.interception.placement import (
-    are_guesses,
-    check_generator,
-    grow,
-    make_outputs,
-    stage,
-    staged_pairs,
-)
 from pytest_torchmem.interception.plan import (
     Call,
     Output,
@@ -54,17 +38,11 @@ from pytest_torchmem.interception.sparse import has_sparse, parts_of
 from pytest_torchmem.interception.values.answers import may_be_assumed
 from pytest_torchmem.interception.values.computed import workspace_here
 from pytest_torchmem.interception.values.contents import NO_MEMORIES
+from pytest_torchmem.operators import workspace
 from pytest_torchmem.operators.calls import GivenCall
 from pytest_torchmem.operators.checks import check_apart, check_written_once, keeps_apart
 from pytest_torchmem.operators.layouts import COMPRESSED
 from pytest_torchmem.operators.spec import OperatorSpec
-from pytest_torchmem.operators.workspace import (
-    Buffer,
-    Workspace,
-    as_workspace,
-    on_meta,
-    type_of_number,
-)
 from pytest_torchmem.operators.workspace_of import CallWork, library_state, workspace_of
 from pytest_torchmem.profile.timeline import Origin, Phase
 from pytest_torchmem.step.trees import Args, Kwargs, argument_tensors, replace_tensors
@@ -103,7 +81,7 @@ class Kernels:
         self._quantized = QuantizedTensors(parts)
         self.in_flight = InFlight()
         self._log = OperatorLog(parts.attribution, parts.ledger)
-        self.decompositions = Decompositions(interceptor, parts.ledger, parts.numbers)
+        self.decompositions = decompose.Decompositions(interceptor, parts.ledger, parts.numbers)
 
     # -- one operator ------------------------------------------------------------------------------
 
@@ -146,7 +124,7 @@ class Kernels:
             return spec.overload(*args, **kwargs)
         call.device = device
         if kwargs and kwargs.get("generator") is not None:
-            check_generator(kwargs["generator"], device.device)
+            placement.check_generator(kwargs["generator"], device.device)
         self._phases.find()
         if spec.masks and device.device != _CPU:
             call = self._with_indices_on_gpu(call, device)
@@ -213,7 +191,7 @@ class Kernels:
             or device.routes
             or self._values.recordings
             or self._quantized.are_there
-            or (self._placement.has_guessed and are_guesses(records))
+            or (self._placement.has_guessed and placement.are_guesses(records))
             or (spec.reads_conjugates and True in map(Tensor.is_conj, tensors))
         ):
             return LONGER
@@ -240,7 +218,7 @@ class Kernels:
         if plan.takes_more:
             result = self._make_more(spec, args, tensors, plan, device, frame, origin, memories)
         else:
-            result = make_outputs(ledger, plan, tensors, device, origin, memories)
+            result = placement.make_outputs(ledger, plan, tensors, device, origin, memories)
         if computes:
             self._values.show(plan, result, memories)
         self._log.note(tensors, records, plan.work, device, origin, start)
@@ -266,7 +244,7 @@ class Kernels:
             numbers = plan.numbers = _numbers_of(spec, args, tensors, device)
         if numbers and frame.f_code not in ENGINE_CODES:  # what the engine issues, a node has saved
             wrapped = self._parts.numbers.book(args, numbers, device, origin)
-        result = make_outputs(self._ledger, plan, tensors, device, origin, memories)
+        result = placement.make_outputs(self._ledger, plan, tensors, device, origin, memories)
         if plan.workspace is not None:
             self.decompositions.note(plan.workspace, device, origin)
         if wrapped:
@@ -281,11 +259,11 @@ class Kernels:
         Sums begin with indices where they are (native/cuda/Indexing.cu, computeLinearIndex).
         """
         on_host = {id(tensor) for tensor, record in call.pairs() if record.ledger.device == _CPU}
-        if not on_host or fills_mask(call):
+        if not on_host or decompose.fills_mask(call):
             return call
 
         def on_gpu(tensor: Any, *, is_index: bool = False) -> Any:
-            if id(tensor) not in on_host or (is_index and tensor.dtype not in INDICES):
+            if id(tensor) not in on_host or (is_index and tensor.dtype not in decompose.INDICES):
                 return tensor
             with (
                 self.decompositions.within(call.operator.name),
@@ -326,7 +304,7 @@ class Kernels:
         if (spec.mutated or spec.mutated_names) and call.may_overlap() and keeps_apart(spec):
             check_apart(spec, call.args, call.kwargs, call.tensors, call.records)
         if spec.masks:
-            plain = without_masks(call, self._values)
+            plain = decompose.without_masks(call, self._values)
             if plain is None:
                 nothing_made = Plan((), Same(0))
                 computed = self._values.compute(call, nothing_made)
@@ -426,10 +404,10 @@ class Kernels:
         if plan.takes_more:
             result = self._make_more(spec, call.args, tensors, plan, device, frame, origin, memory)
         else:
-            result = make_outputs(ledger, plan, tensors, device, origin, memory)
+            result = placement.make_outputs(ledger, plan, tensors, device, origin, memory)
         guesses = self._on_gpu and (self._placement.has_guessed or not call.records)
         guesses = guesses and self._interceptor.mode.placed_on is None
-        if guesses and are_guesses(call.records):
+        if guesses and placement.are_guesses(call.records):
             self._placement.guess(result)
         if spec.record.copies_across and len(ledger.devices) > 1:
             self._stage(call, result, device)
@@ -445,13 +423,13 @@ class Kernels:
         plan.numbers = numbers = _numbers_of(spec, args, tensors, device)
         given, where, result = list(args), device.device.type, plan.on_meta(tensors)
         for position in numbers:  # which are wrapped in tensors without data
-            dtype = type_of_number(args[position])
+            dtype = workspace.type_of_number(args[position])
             given[position] = torch.empty((), dtype=dtype, device="meta")
         taken = workspace_of(self._target, where, spec, result, tuple(given), call.kwargs)
         is_estimate = where == "cpu" and taken is not None and taken.is_estimate
         if is_estimate and self._target.host.is_this_machine:
             taken = workspace_here(call, plan, result) or taken
-        plan.follow(taken or Workspace(), spec.on(where).order)
+        plan.follow(taken or workspace.Workspace(), spec.on(where).order)
         plan.work = CallWork(spec, args, call.kwargs, result)
         plan.broadcast = broadcast_of(spec.overload, tensors, plan)
         plan.takes_more = bool(numbers or plan.broadcast or plan.workspace is not None)
@@ -468,7 +446,7 @@ class Kernels:
         if decomposition is not None:
             take = self.decompositions.take_within
             given: dict[str, Any] = {"machine": self._target.machine(device), "outputs": outputs}
-            given["take"] = lambda found: take(as_workspace(found, spec.name))
+            given["take"] = lambda found: take(workspace.as_workspace(found, spec.name))
             return lambda *args, **kwargs: decomposition(
                 args, kwargs, call=GivenCall(args, kwargs, spec.overload), **given
             )
@@ -499,10 +477,12 @@ class Kernels:
         if not given:  # CUDA waits for such a copy
             self._values.refuse_captured(call)
         with self.decompositions.within(call.operator.name):
-            for destination, source, origin in staged_pairs(call, result, device):
+            for destination, source, origin in placement.staged_pairs(call, result, device):
                 devices = (device.device, origin.device)
                 with interceptor.intercepting():
-                    stage(destination, source, *devices, bool(given), interceptor.placing_on)
+                    placement.stage(
+                        destination, source, *devices, bool(given), interceptor.placing_on
+                    )
 
     # -- shapes that depend on data ----------------------------------------------------------------
 
@@ -514,13 +494,13 @@ class Kernels:
             return self._run_body(body, call, device, frame)[0]
         self._values.refuse_captured(call)
         if spec.name == "aten::equal":
-            answer = equal_without_values(call, self._values)
+            answer = decompose.equal_without_values(call, self._values)
             if answer is not None:
                 return answer
         origin, values = self._origin(spec, frame), self._values
         start = len(device.events)
         self.decompositions.by_values = True
-        plan, real = plan_from_values(call, values, where)
+        plan, real = decompose.plan_from_values(call, values, where)
         # Where the outputs' values decide what a kernel takes, they are known here.
         shown = plan.on_meta(call.tensors) if real is None else real
         body = self._body(spec, where, outputs=shown)
@@ -574,7 +554,7 @@ class Kernels:
             call.device = device
             origin = self._attribution.origin(self._ledger.phase, spec.name, sys._getframe(3))
             memories = values.compute(call, plan)
-            made = make_outputs(self._ledger, plan, [], device, origin, memories or {})
+            made = placement.make_outputs(self._ledger, plan, [], device, origin, memories or {})
             values.note(call, plan, made, memories)
             return made
         if not spec.shared.sparse_metadata and has_sparse(args, kwargs):
@@ -620,7 +600,7 @@ class Kernels:
         records = self._records([tensor])
         if records is None:
             return cast(Tensor, spec.overload(*args, **kwargs))
-        given = [on_meta(one) if isinstance(one, Tensor) else one for one in args]
+        given = [workspace.on_meta(one) if isinstance(one, Tensor) else one for one in args]
         resized = spec.overload(*given, **kwargs)
         shape = tuple(resized.shape)
         origin = self._attribution.origin(self._phases.find(), spec.name, sys._getframe(3))
@@ -628,7 +608,7 @@ class Kernels:
         contents = self._values.contents
         contents.begin_writing(records[0])
         known = contents.known(records[0])
-        grow(self._ledger, tensor, output, records[0].ledger, origin)
+        placement.grow(self._ledger, tensor, output, records[0].ledger, origin)
         if known is not None:
             self._values.keep_resized(tensor, known)
         return tensor
@@ -667,7 +647,7 @@ class Kernels:
 
     # -- what kernels take -------------------------------------------------------------------------
 
-    def keep(self, buffer: Buffer, spec: OperatorSpec, frame: Any) -> None:
+    def keep(self, buffer: workspace.Buffer, spec: OperatorSpec, frame: Any) -> None:
         """Book a library's workspace that stays and that an operator makes on its first use."""
         device = self._ledger.on(self._target.device)
         origin = self._attribution.origin(self._phases.find(), spec.name, frame)

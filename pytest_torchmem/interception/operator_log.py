@@ -33,12 +33,7 @@ from pytest_torchmem.interception.ledger import DeviceLedger, Ledger, StorageRec
 from pytest_torchmem.operators.workspace_of import CallWork
 from pytest_torchmem.profile.timeline import GRAPH_NODE, Allocation, Kind, Origin
 from pytest_torchmem.step.trees import Args, Kwargs, shape_text, tensors_in
-from pytest_torchmem.torch_private.tensors import (
-    current_node,
-    is_wrapper,
-    storage_address,
-    wrapped_tensors,
-)
+from pytest_torchmem.torch_private import tensors as private
 
 _requires_grad = attrgetter("requires_grad")
 _ledger, _index = attrgetter("ledger"), attrgetter("index")
@@ -84,7 +79,7 @@ class OperatorLog:
         name, number = "", self._attribution.node_number
         if number < 0:
             if -number not in self._recorded:
-                node = current_node()
+                node = private.current_node()
                 name = "" if node is None else str(node.name())
         elif torch.is_grad_enabled() and True in map(_requires_grad, tensors):
             self._recorded.add(number)
@@ -283,6 +278,7 @@ def _addresses(tensor: Tensor) -> list[int]:
     ones, and what ``torch.func`` puts in the place of others.
     """
     try:
-        return [*map(storage_address, wrapped_tensors(tensor) if is_wrapper(tensor) else [tensor])]
+        parts = private.wrapped_tensors(tensor) if private.is_wrapper(tensor) else [tensor]
+        return [*map(private.storage_address, parts)]
     except (NotImplementedError, RuntimeError):
         return []

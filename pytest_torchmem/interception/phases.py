@@ -43,20 +43,9 @@ from pytest_torchmem.operators.workspace import is_dense
 from pytest_torchmem.profile.timeline import Phase
 from pytest_torchmem.step.step import StepPhases
 from pytest_torchmem.torch_private import dispatcher
+from pytest_torchmem.torch_private import tensors as private
 from pytest_torchmem.torch_private.keys import FAKE, is_included
-from pytest_torchmem.torch_private.tensors import (
-    LEAF_NUMBER,
-    current_graph_task,
-    current_node,
-    node_inputs,
-    node_number,
-    place_node,
-    run_engine,
-    sequence_number,
-    storage_address,
-    storage_use_count,
-    tensor_use_count,
-)
+from pytest_torchmem.torch_private.tensors import current_graph_task, current_node, node_number
 
 _PATIENCE = 10.0
 """Seconds that the end of a trace waits for an operator that another thread is at."""
@@ -215,7 +204,7 @@ class EngineOrder(threading.local):
     """Which nodes backwards on a GPU have made, and where the engine has them among the others."""
 
     def __init__(self) -> None:
-        self._first = sequence_number()
+        self._first = private.sequence_number()
         self._starts: list[int] = []
         """The first node of each backward that made any."""
         self._made = [0]
@@ -237,20 +226,20 @@ class EngineOrder(threading.local):
                 seen, waiting = set(first), first
                 while waiting:
                     node = waiting.pop()
-                    place_node(node, self._place)
+                    private.place_node(node, self._place)
                     new = {one for one, _ in node.next_functions if one is not None} - seen
                     seen |= new
                     waiting += new
             self._creates = self._creates or bool(args[3])
             # Several roots get one of their own on the program's thread (Engine::execute).
-            start = sequence_number() + (len(roots) > 1)
-            return run_engine(partial(run, *args, **more), partial(self._note, start))
+            start = private.sequence_number() + (len(roots) > 1)
+            return private.run_engine(partial(run, *args, **more), partial(self._note, start))
 
         return run_backward
 
     def _note(self, start: int) -> None:
         """Take note of the nodes from ``start`` on, which a backward has made."""
-        end = sequence_number()
+        end = private.sequence_number()
         if end > start:
             self._made.append(self._made[-1] + end - start)
             self._starts.append(start)
@@ -279,7 +268,8 @@ class References(NamedTuple):
     @classmethod
     def to(cls, tensor: Tensor, python: int) -> References:
         """Count them now; ``python`` is ``sys.getrefcount`` where the interceptor stands."""
-        return cls(python, tensor_use_count(tensor), storage_use_count(storage_address(tensor)))
+        of_storage = private.storage_use_count(private.storage_address(tensor))
+        return cls(python, private.tensor_use_count(tensor), of_storage)
 
 
 class GradientSums:
@@ -405,7 +395,7 @@ class Streams:
         if self._running != (task, number):
             self._running = (task, number)
             # A leaf's node is made where the leaf is used first, whose gradient comes last.
-            if number != LEAF_NUMBER:
+            if number != private.LEAF_NUMBER:
                 self._producer = self._of(number)
             self._enter(self._producer)
 
@@ -416,10 +406,10 @@ class Streams:
         node = current_node()
         edges: tuple[tuple[Any, int], ...] = node.next_functions if node is not None else ()
         for target, position in edges:
-            if target is None or tuple(node_inputs(target)[position].shape) != tuple(shape):
+            if target is None or tuple(private.node_inputs(target)[position].shape) != tuple(shape):
                 continue
             number = node_number(target)
-            if number != LEAF_NUMBER:
+            if number != private.LEAF_NUMBER:
                 self._enter(self._of(number))
             break
         self._running = (current_graph_task(), None)
@@ -432,7 +422,7 @@ class Streams:
     def _enter(self, stream: int) -> None:
         self._ledger.stream = stream
         if not self._chosen or self._chosen[-1] != stream:
-            self._numbers.append(sequence_number())
+            self._numbers.append(private.sequence_number())
             self._chosen.append(stream)
 
 

@@ -33,19 +33,9 @@ from pytest_torchmem.operators.workspace import Buffer, is_dense, type_of_number
 from pytest_torchmem.profile.timeline import Allocation, Confidence, Kind, Origin, Phase
 from pytest_torchmem.step.trees import Args, Kwargs, argument_tensors, replace_leaves
 from pytest_torchmem.targets.target import Target, not_linked
+from pytest_torchmem.torch_private import tensors as private
 from pytest_torchmem.torch_private.keys import OpOverload
-from pytest_torchmem.torch_private.tensors import (
-    current_node,
-    hollow_storage,
-    in_engine_thread,
-    is_view_of_another,
-    keeps_graph,
-    node_number,
-    saved_by,
-    storage_address,
-    tensor_on,
-    view_base,
-)
+from pytest_torchmem.torch_private.tensors import hollow_storage, storage_address, tensor_on
 
 _CPU = torch.device("cpu")
 _tuple: Any = tuple.__new__
@@ -137,7 +127,7 @@ def _follow(
                 entry = (nbytes, _WORKSPACE, origin, shape, dtype, label, confidence)
                 temporaries[number] = device.add(_tuple(Allocation, entry))
             elif kind is Buffer:
-                ledger.keep(step, in_engine_thread(), device, origin)
+                ledger.keep(step, private.in_engine_thread(), device, origin)
             else:
                 made = make(step)
     finally:  # the device may have no memory for one of them
@@ -208,7 +198,7 @@ class _Hidden:
         self._device = device
 
     def __call__(self, *gradients: object) -> None:
-        self.runs = self.runs or not keeps_graph()
+        self.runs = self.runs or not private.keeps_graph()
 
     def release(self) -> None:
         """Strike the numbers off, once."""
@@ -270,13 +260,13 @@ class WrappedNumbers:
         while self.pending:
             pending = self.pending.pop()
             in_place = pending.operator.name.partition(".")[0].endswith("_")
-            if in_place and is_view_of_another(pending.result):
-                base = view_base(pending.result)
+            if in_place and private.is_view_of_another(pending.result):
+                base = private.view_base(pending.result)
                 node = None if base is None else base.grad_fn
                 hidden = _Hidden(pending.indices, pending.device)
                 if pending.operator.record.saves_number and node is not None:
                     node.register_prehook(hidden)
-                    self._hidden[hidden] = node_number(node)
+                    self._hidden[hidden] = private.node_number(node)
                     self.are_hidden = True
             else:
                 self._follow(pending)
@@ -285,8 +275,8 @@ class WrappedNumbers:
             for hidden, number in tuple(self._hidden.items()):
                 if not hidden.runs:
                     continue
-                node = current_node()
-                if node_number(node) != number:  # it has run, and let go of its node
+                node = private.current_node()
+                if private.node_number(node) != number:  # it has run, and let go of its node
                     hidden.release()
                     del self._hidden[hidden]
 
@@ -294,7 +284,7 @@ class WrappedNumbers:
         """Strike the numbers off when the node releases them; at once where it saved none."""
         node = pending.result.grad_fn
         for name, index in zip(pending.names, pending.indices, strict=True):
-            saved = saved_by(node, name)
+            saved = private.saved_by(node, name)
             if isinstance(saved, Tensor) and storage_address(saved) not in self._ledger.records:
                 record = self._ledger.attach(saved.untyped_storage(), index, pending.device)
                 # Its conjugate, or a graph of ``torch.jit.trace``, has it as an ordinary tensor.

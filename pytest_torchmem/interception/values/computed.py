@@ -32,18 +32,12 @@ from pytest_torchmem.operators.workspace import Workspace
 from pytest_torchmem.profile.timeline import Allocation, Kind, Origin
 from pytest_torchmem.step import generators
 from pytest_torchmem.step.trees import argument_tensors, replace_tensors
+from pytest_torchmem.torch_private import tensors as private
 from pytest_torchmem.torch_private.devices import EventType, profiler_runs
 from pytest_torchmem.torch_private.keys import OpOverload, at_kernels, schema
 from pytest_torchmem.torch_private.names import TORCH_VERSION
 from pytest_torchmem.torch_private.patches import having
 from pytest_torchmem.torch_private.settings import OneThread
-from pytest_torchmem.torch_private.tensors import (
-    bytes_of,
-    read_as,
-    storage_address,
-    storage_bytes,
-    tensor_on,
-)
 
 _CPU = torch.device("cpu")
 _DROPOUT = "aten::native_dropout"
@@ -209,7 +203,7 @@ def memories_of(
         if memory is not None:
             return {outputs.slot: memory}
     memories: dict[int, Tensor] = {}
-    taken = {storage_address(tensor) for tensor in given}
+    taken = {private.storage_address(tensor) for tensor in given}
     for output, value in in_pairs(plan.outputs, real):
         if type(output) is not Output or plan.slots[output.slot] < 0:
             continue
@@ -224,10 +218,10 @@ def memories_of(
                 raise ValueError(f"its values are of shape {shapes}")
             continue
         if slot not in memories and _lies_as(value, output, nbytes):
-            address = storage_address(value)
+            address = private.storage_address(value)
             if address not in taken:
                 taken.add(address)
-                memories[slot] = bytes_of(value.untyped_storage())
+                memories[slot] = private.bytes_of(value.untyped_storage())
                 continue
         if slot not in memories:
             memories[slot] = zeros(nbytes)
@@ -239,9 +233,9 @@ def own_memory_of(output: Output, nbytes: int, real: Any, given: list[Tensor]) -
     """Return a computed tensor's own memory, where it lies there as ``output`` does, else None."""
     if type(real) is not Tensor or real.shape != output.shape or not _lies_as(real, output, nbytes):
         return None
-    if storage_address(real) in map(storage_address, given):
+    if private.storage_address(real) in map(private.storage_address, given):
         return None
-    return bytes_of(real.untyped_storage())
+    return private.bytes_of(real.untyped_storage())
 
 
 def grown_of(plan: Plan, real: Any) -> dict[int, Tensor]:
@@ -271,7 +265,7 @@ def _lies_as(value: Tensor, output: Output, nbytes: int) -> bool:
     return (
         value.dtype is output.dtype
         and value.stride() == output.stride
-        and storage_bytes(value.untyped_storage()) == nbytes
+        and private.storage_bytes(value.untyped_storage()) == nbytes
         and value.storage_offset() == output.offset
         and not (value.is_conj() or value.is_neg())
     )
@@ -334,7 +328,7 @@ def _extent(tensor: Tensor) -> int:
 
 def _zeros_like(tensor: Tensor) -> Tensor:
     storage = zeros(_extent(tensor)).untyped_storage()
-    return tensor_on(storage, tensor.dtype, tuple(tensor.shape), tensor.stride(), 0)
+    return private.tensor_on(storage, tensor.dtype, tuple(tensor.shape), tensor.stride(), 0)
 
 
 def _requests(events: list[Any]) -> Iterator[tuple[int, int]]:
@@ -416,7 +410,7 @@ class GraphRecording:
         kwargs = replace_tensors(call.kwargs, lambda tensor: stand_ins[id(tensor)])
         tensors = [stand_ins[id(tensor)] for tensor in call.tensors]
         made = tuple(
-            (output.slot, self._of(self._ledger.records[storage_address(tensor)]))
+            (output.slot, self._of(self._ledger.records[private.storage_address(tensor)]))
             for output, tensor in in_pairs(plan.outputs, result)
             if type(output) is Output and plan.slots[output.slot] >= 0
         )
@@ -493,4 +487,4 @@ def _stand_in(tensor: Tensor) -> Tensor:
     elements = tensor.untyped_storage().nbytes() // tensor.element_size()
     whole = torch.empty(elements, dtype=tensor.dtype, device="meta")
     made = whole.as_strided(tensor.shape, tensor.stride(), int(tensor.storage_offset()))
-    return read_as(tensor, made)
+    return private.read_as(tensor, made)
