@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves
 
+from pytest_torchmem.torch_private import patches
 from pytest_torchmem.torch_private.function_holders import HOLDERS
 from pytest_torchmem.torch_private.names import (
     TORCH_VERSION,
@@ -31,15 +32,7 @@ from pytest_torchmem.torch_private.names import (
     private_if_imported,
     private_name_if_imported,
 )
-from pytest_torchmem.torch_private.patches import (
-    Instead,
-    Replacements,
-    cuda_is_compiled,
-    nothing_replaced,
-    replaced,
-    replaced_all,
-    standing_functions,
-)
+from pytest_torchmem.torch_private.patches import Instead, Replacements, nothing_replaced, replaced
 from pytest_torchmem.torch_private.tensors import numbers_saved_by
 
 private("torch.compiler._is_compiling_flag")
@@ -412,7 +405,7 @@ def prepare() -> None:
     It would ask a real GPU for its random numbers (torch/_dynamo/convert_frame.py,
     ``preserve_global_state``), which makes a context there.
     """
-    with nothing_replaced(), replaced_all([cuda_is_compiled.by(lambda: False)]):
+    with nothing_replaced(), patches.replaced_all([patches.cuda_is_compiled.by(lambda: False)]):
         torch.compile(_First(), backend="eager", dynamic=False)(torch.zeros(1))
         _eval_frame().reset_code(_First.forward.__code__)
 
@@ -431,7 +424,7 @@ def originals_seen(made: Iterable[type] = (), constants: Iterable[type] = ()) ->
     builder = _variable_builder()
     wrap: Any = getattr(builder, _WRAP)
 
-    tracer, standing = _tracer(), standing_functions()
+    tracer, standing = _tracer(), patches.standing_functions()
     create: Any = tracer.create_proxy
 
     made = frozenset(made)

@@ -20,16 +20,11 @@ from pytest_torchmem.fake_cuda.api.session import SESSION
 from pytest_torchmem.interception.context import Functions, TraceContext, instead_of
 from pytest_torchmem.targets.target import as_device
 from pytest_torchmem.torch_private import patches
+from pytest_torchmem.torch_private import tensors as private
 from pytest_torchmem.torch_private.modes import FakeTensor, NoFunctionModes, dispatch_modes, make
 from pytest_torchmem.torch_private.names import listed
 from pytest_torchmem.torch_private.patches import Replacements, having, unless
-from pytest_torchmem.torch_private.tensors import (
-    TensorBase,
-    bytes_of,
-    functional_value,
-    has_dispatch,
-    unwrapped,
-)
+from pytest_torchmem.torch_private.tensors import TensorBase
 
 _Base: Any = torch.UntypedStorage.__mro__[1]
 
@@ -101,7 +96,7 @@ class Storages(Functions):
     def _as_bytes(self, storage: torch.UntypedStorage) -> torch.Tensor:
         """Return a tensor on a storage, which one that C++ made is met with here."""
         with self._trace.working():
-            tensor = bytes_of(storage)
+            tensor = private.bytes_of(storage)
         if self._trace.record_of(storage) is None:
             self._trace.meet(tensor)
         return tensor
@@ -193,8 +188,9 @@ class DeviceMethods(Functions):
         if self._trace.in_fake_tensor_mode():
             if isinstance(tensor, FakeTensor):
                 return tensor.device  # type: ignore[no-any-return]
-            inner = functional_value(tensor)  # operators that name a device name that of Python
-            inner = unwrapped(tensor) if inner is None else inner
+            # operators that name a device name that of Python
+            inner = private.functional_value(tensor)
+            inner = private.unwrapped(tensor) if inner is None else inner
             if inner is not None:
                 return self.device_of(inner)
         record = self._trace.record(tensor)
@@ -404,7 +400,7 @@ def copied(trace: TraceContext, tensor: Tensor, target: CopyRequest) -> Tensor:
     assert device is not None
     if device.type == "meta":
         return cast(Tensor, TensorBase.to(tensor, device, dtype))
-    if has_dispatch(tensor):  # it moves what it wraps itself
+    if private.has_dispatch(tensor):  # it moves what it wraps itself
         given = {name: one for name, one in target._asdict().items() if one and name != "copy"}
         with having(MOVING, device=device):
             return cast(Tensor, torch.ops.aten._to_copy.default(tensor, **given))
