@@ -9,7 +9,7 @@ all, and the cells of LSTM and GRU are fused (native/cuda/RNN.cu).
 Packed sequences: the steps of padded ones, without their padding; native/PackedSequence.cpp.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate, groupby
 from typing import Any, NamedTuple
 
@@ -93,20 +93,16 @@ def simple_cell(activation: Callable[[Tensor], Tensor]) -> Cell:
     return cell
 
 
-def _fused(cell: Cell) -> Callable[..., Any]:
-    def run(call: CompositeCall, input: Tensor, hx: Tensor | list[Tensor], weights: Weights) -> Any:
-        """``_thnn_fused_lstm_cell``, ``_thnn_fused_gru_cell``, of batches."""
-        if input.dim() != 2 or input.numel() == 0:
-            return call()
-        hidden = (hx,) if isinstance(hx, Tensor) else tuple(hx)
-        states = cell(input, hidden, weights)
-        return states[0] if isinstance(hx, Tensor) else states
-
-    return run
-
-
-operator("aten::lstm_cell").path("cuda")(_fused(lstm_cell))
-operator("aten::gru_cell").path("cuda")(_fused(gru_cell))
+@operator("aten::lstm_cell", "aten::gru_cell").path("cuda")
+def fused_cell(
+    call: CompositeCall, input: Tensor, hx: Tensor | list[Tensor], weights: Weights
+) -> Any:
+    """``_thnn_fused_lstm_cell``, ``_thnn_fused_gru_cell``, of batches."""
+    if input.dim() != 2 or input.numel() == 0:
+        return call()
+    if isinstance(hx, Tensor):
+        return gru_cell(input, (hx,), weights)[0]
+    return lstm_cell(input, tuple(hx), weights)
 
 
 @_lstm.meta("cuda")
@@ -235,12 +231,13 @@ def _joined(*parts: Hidden) -> Hidden:
     return tuple(torch.cat(part, 0) for part in zip(*parts, strict=True))
 
 
-_NATIVE_CELLS = {
-    cudnn.RELU: simple_cell(torch.relu),
-    cudnn.TANH: simple_cell(torch.tanh),
-    cudnn.LSTM: lstm_cell,
-    cudnn.GRU: gru_cell,
+_LAYERS: Mapping[str, tuple[int, Cell]] = {
+    "rnn_relu": (cudnn.RELU, simple_cell(torch.relu)),
+    "rnn_tanh": (cudnn.TANH, simple_cell(torch.tanh)),
+    "lstm": (cudnn.LSTM, lstm_cell),
+    "gru": (cudnn.GRU, gru_cell),
 }
+"""Layers by the names of their operators: what they are to cuDNN, and their cells without it."""
 
 
 def uses_cudnn(gpu: Gpu, tensor: Tensor) -> bool:
@@ -252,53 +249,41 @@ def uses_cudnn(gpu: Gpu, tensor: Tensor) -> bool:
     return tensor.dtype in (torch.float32, torch.float64, torch.float16)
 
 
-def _layer(mode: int) -> Callable[..., Any]:
-    def layer(
-        machine: Gpu,
-        call: CompositeCall,
-        hx: Tensor | list[Tensor],
-        settings: LayerSettings,
-        input: Tensor | None = None,
-        batch_first: bool = False,
-        data: Tensor | None = None,
-        batch_sizes: Tensor | None = None,
-    ) -> Any:
-        """``_cudnn_rnn`` where cuDNN takes it, else step by step; native/RNN.cpp, ``lstm``, …
-        Padded sequences are ``input``; packed ones are ``data``, with ``batch_sizes``.
-        """
-        rows = input if data is None else data
-        if rows is None or rows.numel() == 0:
-            return call()
-        states = [hx] if isinstance(hx, Tensor) else hx
-        sizes = None if batch_sizes is None else batch_sizes.tolist()
-        if not uses_cudnn(machine, rows):
-            return run_layers(_NATIVE_CELLS[mode], rows, states, settings, batch_first, sizes)
-        h, c = states[0], states[1] if mode == cudnn.LSTM else None
-        hidden_size = (h if c is None else c).size(2)
-        projection = h.size(2) if h.size(2) != hidden_size else 0
-        stride = (4 if settings.has_biases else 2) + (projection != 0)
-        if settings.train and settings.dropout > 0:
-            maker = _aten._cudnn_init_dropout_state.default
-            call.trace.keep(cudnn.dropout_state(machine), maker)
-        params, of_cell = settings.params, (mode, hidden_size)
-        buffer = cudnn.weight_buffer(
-            call.trace, params, cudnn.weight_elements(params, stride, *of_cell)
-        )
-        network = *of_cell, projection, settings.num_layers, batch_first, settings.dropout
-        rest = settings.train, settings.bidirectional, sizes or (), None
-        outputs = _aten._cudnn_rnn.default(rows, params, stride, buffer, h, c, *network, *rest)
-        return outputs[: 1 + len(states)]
-
-    return layer
-
-
-for _name, _mode in (
-    ("lstm", cudnn.LSTM),
-    ("gru", cudnn.GRU),
-    ("rnn_tanh", cudnn.TANH),
-    ("rnn_relu", cudnn.RELU),
-):
-    operator(f"aten::{_name}.input", f"aten::{_name}.data").path("cuda")(_layer(_mode))
+@operator(*(f"aten::{name}.{kind}" for name in _LAYERS for kind in ("input", "data"))).path("cuda")
+def layer(
+    machine: Gpu,
+    call: CompositeCall,
+    hx: Tensor | list[Tensor],
+    settings: LayerSettings,
+    input: Tensor | None = None,
+    batch_first: bool = False,
+    data: Tensor | None = None,
+    batch_sizes: Tensor | None = None,
+) -> Any:
+    """``_cudnn_rnn`` where cuDNN takes it, else step by step; native/RNN.cpp, ``lstm``, …
+    Padded sequences are ``input``; packed ones are ``data``, with ``batch_sizes``.
+    """
+    mode, cell = _LAYERS[call.overload.overloadpacket.__name__]
+    rows = input if data is None else data
+    if rows is None or rows.numel() == 0:
+        return call()
+    states = [hx] if isinstance(hx, Tensor) else hx
+    sizes = None if batch_sizes is None else batch_sizes.tolist()
+    if not uses_cudnn(machine, rows):
+        return run_layers(cell, rows, states, settings, batch_first, sizes)
+    h, c = states[0], states[1] if mode == cudnn.LSTM else None
+    hidden_size = (h if c is None else c).size(2)
+    projection = h.size(2) if h.size(2) != hidden_size else 0
+    stride = (4 if settings.has_biases else 2) + (projection != 0)
+    if settings.train and settings.dropout > 0:
+        call.trace.keep(cudnn.dropout_state(machine), _aten._cudnn_init_dropout_state.default)
+    params, of_cell = settings.params, (mode, hidden_size)
+    elements = cudnn.weight_elements(params, stride, *of_cell)
+    buffer = cudnn.weight_buffer(call.trace, params, elements)
+    network = *of_cell, projection, settings.num_layers, batch_first, settings.dropout
+    rest = settings.train, settings.bidirectional, sizes or (), None
+    outputs = _aten._cudnn_rnn.default(rows, params, stride, buffer, h, c, *network, *rest)
+    return outputs[: 1 + len(states)]
 
 
 # Registered for every backend, and reading and writing data all the same. Lengths and the number of
