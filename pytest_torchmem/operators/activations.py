@@ -183,7 +183,6 @@ for _name, _node in {
     differentiated_by(evenly_distributed, _name, _node, saves_result=True)
 differentiated_by(of_renorm, "renorm", "RenormBackward0")
 
-
 operator("aten::hardswish_backward", "aten::mish_backward").meta()(like_operands)
 
 operator("aten::log_sigmoid_forward").workspace("cpu")(copied(self=CONTIGUOUS))
@@ -255,7 +254,6 @@ def _with_float(name: str) -> None:
 
 _with_float("_softmax")
 _with_float("_log_softmax")
-
 
 # ``host_softmax``, ``host_softmax_backward``, and as much on the CPU.
 operator("aten::_softmax", "aten::_log_softmax").workspace()(copied(input=CONTIGUOUS))

@@ -59,7 +59,6 @@ _OTHER_DTYPE = """
 """
 """What answers floating tensors in another dtype than theirs."""
 
-
 operator(_OTHER_DTYPE, other_dtype=True)
 # tools/autograd/derivatives.yaml; on a view the node stands inside of a ``CopySlices``.
 operator("aten::mul_.Tensor", "aten::div_.Tensor", "aten::div_.Tensor_mode", saves_number=True)
@@ -235,7 +234,6 @@ def multiplied_and_added(call: GivenCall) -> Any:
 
 _BY_SCALARS = "_foreach_addcdiv _foreach_addcmul"
 _IN_PLACE = "_foreach_addcdiv_ _foreach_addcmul_"
-
 
 operator(
     *aten(f"{_BY_SCALARS} {_IN_PLACE}", ".Tensor"),

@@ -269,7 +269,6 @@ operator("aten::embedding_renorm", kind=OperatorKind.LEAF)
 _backward = operator("aten::embedding_dense_backward")
 _backward.workspace("cpu")(copied(grad_output=CONTIGUOUS, indices=CONTIGUOUS))
 
-
 # The norm of a row, or the factor of one that exceeds it; ``embedding_renorm_cpu_``.
 operator("embedding_renorm_").workspace("cpu")(lambda input: bounded(LONG + input.element_size()))
 

@@ -56,7 +56,6 @@ operator(
     kind=OperatorKind.LEAF,
 )
 
-
 # One allocation and one copy: as well from meta as by their body, and quicker.
 operator("aten::_unsafe_view", "aten::stack", kind=OperatorKind.LEAF)
 
@@ -227,7 +226,6 @@ operator(
 operator(
     "_assert_async _assert_async.msg _validate_compressed_sparse_indices", kind=OperatorKind.PASS
 )
-
 
 # Registered for every backend, and writing data all the same.
 operator("aten::_philox_normal", "aten::_philox_uniform", kind=OperatorKind.LEAF)

@@ -9,7 +9,6 @@ algorithms have to be deterministic.
 
 import math
 from collections.abc import Sequence
-from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -67,15 +66,18 @@ def selects_serially(machine: Host, input: Tensor) -> bool:
     return input.is_contiguous() and (input.numel() < GRAIN or machine.threads == 1)
 
 
-def positions_of(gpu: Gpu, mask: Tensor, number: int) -> tuple[int, ...]:
-    """Return what turning a mask to ``number`` positions takes, which are alive then: a dense copy,
-    a count and CUB's.
+def positions_of(gpu: Gpu, masks: Sequence[Tensor], number: int) -> tuple[int, ...]:
+    """Return what turning masks, one after the other, to ``number`` positions takes, which are
+    alive then: of each a dense copy, a count and CUB's.
 
     A mask without a dimension is given one (``expandTensors``).
     """
-    copy, elements = contiguous_copy(mask), mask.numel()
-    counted, found = passing(cub.reduce(gpu, elements, 4)), passing(cub.flagged(gpu, elements))
-    return (copy, 4, *counted, number * max(1, mask.dim()) * LONG, *found, -4, -copy)
+    requests: list[int] = []
+    for mask in masks:
+        copy, elements, made = contiguous_copy(mask), mask.numel(), number * _width(mask) * LONG
+        counted, found = passing(cub.reduce(gpu, elements, 4)), passing(cub.flagged(gpu, elements))
+        requests += [copy, 4, *counted, made, *found, -4, -copy]
+    return tuple(requests)
 
 
 # A row for each element, and all elements of the two that are broadcast together.
@@ -206,7 +208,7 @@ def dense_indices_or_positions(
     if not masks:
         return (*_dense_indices([found for found in indices if found is not None]), ALL)
     kept = _unindexed(input, indices)
-    return (*_positions(machine, masks, outputs.numel() // kept if kept else 0), ALL)
+    return (*positions_of(machine, masks, outputs.numel() // kept if kept else 0), ALL)
 
 
 @operator("aten::_index_put_impl_").workspace("cuda")
@@ -224,7 +226,7 @@ def indices_and_sort(
     given = [found for found in indices if found is not None]
     masks, plain = ([one for one in given if _is_mask(one) is masked] for masked in (True, False))
     number = _number(plain) if plain else _rows(input, indices, values)
-    requests = _positions(machine, masks, number)
+    requests = positions_of(machine, masks, number)
     certain = number != 1 or not masks  # one value may be for any number of positions
     if not (accumulate or prefers_deterministic()):
         requests += _dense_indices(plain)
@@ -330,11 +332,6 @@ def _dense_indices(indices: Sequence[Tensor]) -> tuple[int, ...]:
     number = math.prod(shape)
     copies = tuple(0 if found.expand(shape).is_contiguous() else number * LONG for found in indices)
     return (*widened, *copies)
-
-
-def _positions(gpu: Gpu, masks: Sequence[Tensor], number: int) -> tuple[int, ...]:
-    """What masks take as positions: ``nonzero`` of each, one after the other."""
-    return tuple(chain(*(positions_of(gpu, mask, number) for mask in masks)))
 
 
 def _index(index: Tensor) -> int:

@@ -441,7 +441,6 @@ def dot_on_cpu(machine: Host, operands: list[Any]) -> Workspace | int:
 # the result for every matrix, native/LinearAlgebra.cpp, ``addbmm_impl_``.
 operator("addbmm addbmm_ dot vdot").workspace("cuda")(lambda machine: beside_buffer(machine))
 
-
 _POWERS = 5
 """The powers of a matrix that ``compute_T18`` keeps."""
 

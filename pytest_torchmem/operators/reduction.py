@@ -235,7 +235,6 @@ def moments(machine: Gpu, outputs: Outputs, input: Tensor, dim: Dims = None) -> 
 _VALUE_AND_INDEX = 16
 """``std::pair`` of a value of up to 8 bytes and an ``int64_t``."""
 
-
 operator(
     *(f"aten::{name}{kind}" for name in ("any", "all") for kind in ("", ".dim", ".dims")),
     "aten::_is_all_true",

@@ -338,7 +338,6 @@ _RECORDS: dict[str, OperatorRecord] = {}
 DESCRIBED: dict[str, dict[str, None]] = {}
 """The operators that each module speaks of, for the index of families."""
 
-
 _KINDS = OperatorRecord.__annotations__
 ASPECTS = frozenset(aspect for aspect, kind in _KINDS.items() if kind == Functions)
 """The fields of a record that are functions by device."""

@@ -270,7 +270,6 @@ _extremes.meta()(in_arguments)  # native/ReduceOps.cpp, cummax_out
 # ScanKernels.cpp, ``cummax_helper_cuda``
 _extremes.workspace("cuda")(copied(self=CONTIGUOUS, values=CONTIGUOUS, indices=CONTIGUOUS))
 
-
 _TRUTHS = 2
 
 operator(

@@ -296,7 +296,6 @@ def flash_backward(machine: Gpu, of: _Flash, cum_seq_q: Tensor | None) -> tuple[
 _KEYS = 512
 """Keys and values that a thread takes at a time."""
 
-
 _forward = operator("aten::_scaled_dot_product_flash_attention_for_cpu")
 _backward = operator("aten::_scaled_dot_product_flash_attention_for_cpu_backward")
 

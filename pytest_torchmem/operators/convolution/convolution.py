@@ -484,7 +484,6 @@ def workspace_of_fused(
 
 operator("aten::slow_conv3d_forward", not_on=frozenset({"cuda"}))
 
-
 # native/ConvolutionMM2d.cpp, ConvolutionMM3d.cpp
 operator("aten::_slow_conv2d_forward", "aten::slow_conv3d_forward").meta()(convolution_shape)
 

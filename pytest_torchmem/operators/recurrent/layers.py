@@ -41,7 +41,6 @@ _lstm = operator("aten::_thnn_fused_lstm_cell", order={"cuda": (2, 0, 1)})
 _gru = operator("aten::_thnn_fused_gru_cell", order={"cuda": (1, 0)})
 _gru_backward = operator("aten::_thnn_fused_gru_cell_backward")
 
-
 Hidden = tuple[Tensor, ...]
 """A cell's state: ``(h,)``, or ``(h, c)`` of an LSTM."""
 

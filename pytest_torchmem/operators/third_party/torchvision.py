@@ -80,7 +80,7 @@ def _boxes_on_cuda(machine: Gpu, outputs: Tensor, dets: Tensor) -> Workspace | i
         return 0
     overlaps = boxes * -(-boxes // _BITS) * LONG
     keep = torch.empty((boxes,), dtype=torch.bool, device="meta")
-    selection = positions_of(machine, keep, outputs.numel())
+    selection = positions_of(machine, [keep], outputs.numel())
     return bounded(boxes * LONG, dense_bytes(dets), overlaps, boxes, *selection)
 
 
