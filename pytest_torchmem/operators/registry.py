@@ -413,13 +413,15 @@ def record_of(name: str) -> OperatorRecord:
     return record
 
 
-def find_record(name: str) -> OperatorRecord | None:
-    """Return the record of an operator or overload, if any. Its families are imported."""
+def find_record(name: str) -> OperatorRecord:
+    """Return the record of an operator or overload, whose families are imported: one that says
+    nothing if they have none.
+    """
     waiting = _waiting()
     for module in waiting.get(name, ()):
         import_module(f"{PACKAGE}.{module}")
     waiting.pop(name, None)
-    return _RECORDS.get(name)
+    return _RECORDS.get(name) or OperatorRecord(name)
 
 
 def records() -> Mapping[str, OperatorRecord]:

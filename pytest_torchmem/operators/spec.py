@@ -16,7 +16,6 @@ from pytest_torchmem.operators.registry import (
     SHARED,
     Fills,
     OperatorKind,
-    OperatorRecord,
     UnknownOutputs,
     aten,
     describe_namespace,
@@ -70,8 +69,7 @@ class OnDevice:
     @cached_property
     def is_missing(self) -> bool:
         """Whether torch has no kernel of it for this device."""
-        record = find_record(self._name)
-        return record is not None and self._device in record.not_on
+        return self._device in find_record(self._name).not_on
 
     def _bound(self, aspect: str) -> Bound | None:
         taught = self.taught
@@ -80,18 +78,16 @@ class OnDevice:
         names = [self._name, *([self._name.partition(".")[0]] if aspect in SHARED else [])]
         for device in (self._device, EVERY):
             for name in names:
-                record = find_record(name)
-                function = getattr(record, aspect).get(device) if record is not None else None
+                function = getattr(find_record(name), aspect).get(device)
                 if function is not None:
                     return Binding(function, self._overload)
         return None
 
     def _value(self, aspect: str) -> tuple[int, ...]:
-        if self.taught is not None and aspect in self.taught.aspects:
-            found: tuple[int, ...] = self.taught.aspects[aspect]
-            return found
-        record = find_record(self._name)
-        return getattr(record, aspect).get(self._device, ()) if record is not None else ()
+        of_record = getattr(find_record(self._name), aspect).get(self._device, ())
+        taught = {} if self.taught is None else self.taught.aspects
+        found: tuple[int, ...] = taught.get(aspect, of_record)
+        return found
 
 
 class OperatorSpec:
@@ -100,7 +96,7 @@ class OperatorSpec:
     def __init__(self, overload: keys.OpOverload) -> None:
         describe_namespace(overload.namespace)
         name = str(overload.name())
-        record = find_record(name) or OperatorRecord(name)
+        record = find_record(name)
         for device in DEVICES:
             taught = taught_of(overload, device)
             if taught is not None:
@@ -110,7 +106,7 @@ class OperatorSpec:
                 vars(record).update(same)
         family = name.partition(".")[0]
         self.overload, self.name, self.record = overload, name, record
-        self.shared = find_record(family) or OperatorRecord(family)
+        self.shared = find_record(family)
         """What is known of all of the operator's overloads."""
         self.kind = record.kind or _kind_of(overload, name)
         self.cpu, self.cuda = OnDevice(overload, "cpu"), OnDevice(overload, "cuda")

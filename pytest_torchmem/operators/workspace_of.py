@@ -283,8 +283,7 @@ def takes_nothing(overload: OpOverload, device: str) -> bool:
         return True
     namespace, _, rest = str(overload.name()).partition("::")
     if namespace not in ("aten", "prims"):
-        record = find_record(str(overload.name()))
-        return record is not None and device in record.takes_nothing
+        return device in find_record(str(overload.name())).takes_nothing
     name = rest.partition(".")[0]
     if any(_is_named(one, device) for one in (rest, name, name.removesuffix("_"))):
         return True
@@ -305,8 +304,7 @@ def is_iterated(overload: OpOverload) -> bool:
 
 
 def _is_named(name: str, device: str) -> bool:
-    record = find_record(f"aten::{name}")
-    return record is not None and device in record.takes_nothing
+    return device in find_record(f"aten::{name}").takes_nothing
 
 
 def _is_pointwise(name: str) -> bool:
