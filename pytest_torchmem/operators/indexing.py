@@ -92,18 +92,14 @@ selected.at_most()(
 @operator("aten::nonzero", "aten::nonzero.out").decomposition("cuda")
 def nonzero_at(machine: Gpu, outputs: Tensor, input: Tensor, out: Tensor | None = None) -> Tensor:
     """A count, and then positions; Nonzero.cu, ``nonzero_cuda_out_impl``."""
-    return _found(machine, input, len(outputs), out)
-
-
-def _found(gpu: Gpu, input: Tensor, number: int, out: Tensor | None = None) -> Tensor:
-    """One dimension's positions after the other's."""
+    number = len(outputs)
     dense, count = input.contiguous(), cub.scratch(4)
-    cub.scratch(cub.reduce(gpu, input.numel(), 4))
-    if out is None:
+    cub.scratch(cub.reduce(machine, input.numel(), 4))
+    if out is None:  # one dimension's positions after the other's
         out = torch.empty((input.dim(), number), dtype=torch.int64).t()
     out.resize_((number, input.dim()))
     if input.dim():
-        cub.scratch(cub.flagged(gpu, input.numel()))
+        cub.scratch(cub.flagged(machine, input.numel()))
     del count, dense
     return out
 
@@ -142,7 +138,7 @@ def positions_of_mask(
 ) -> Tensor:
     """The positions of the mask; IndexKernel.cpp, ``masked_select_out_cuda_impl``."""
     whole = mask.expand(torch.broadcast_shapes(input.shape, mask.shape))
-    positions = _found(machine, whole if whole.dim() else whole.reshape(1), outputs.numel())
+    positions = nonzero_at(machine, outputs, whole if whole.dim() else whole.reshape(1))
     result = input.new_empty(outputs.shape) if out is None else out.resize_(outputs.shape)
     del positions
     return result
