@@ -154,9 +154,9 @@ _NAMES = {
 """What ``caffe2::TypeMeta`` calls a dtype, with gcc."""
 
 
-def dtype_in_cpp(dtype: torch.dtype) -> str:
-    """Return what C++ calls a dtype: ``c10::Half``."""
-    return _NAMES.get(dtype, str(dtype))
+def in_cpp(tensor: Tensor) -> str:
+    """Return what C++ calls a tensor's dtype: ``c10::Half``."""
+    return _NAMES.get(tensor.dtype, str(tensor.dtype))
 
 
 def _types(first: Tensor, second: Tensor, says: str, name: Namer = scalar_type) -> str:
@@ -186,10 +186,6 @@ def _on_cuda(tensor: Tensor) -> str:
     """Return what ``TensorBase::toString`` says: a legacy type has another name."""
     name = scalar_type(tensor)
     return f"torch.cuda.{name}Tensor" if hasattr(torch, f"{name}Tensor") else f"CUDA{name}Type"
-
-
-def _in_cpp(tensor: Tensor) -> str:
-    return dtype_in_cpp(tensor.dtype)
 
 
 def _samples(input: Tensor, num_samples: int, replacement: bool = False) -> str:
@@ -230,9 +226,9 @@ operator(
 
 _REFUSALS: Mapping[tuple[str, str], Callable[..., object]] = {
     # native/LinearAlgebra.cpp, addmm_impl_cpu_; native/cuda/Blas.cpp, addmm_out_cuda_impl
-    ("mm", "cpu"): lambda input, mat2: _types(input, mat2, _OPERANDS.format("m1 and m2"), _in_cpp),
+    ("mm", "cpu"): lambda input, mat2: _types(input, mat2, _OPERANDS.format("m1 and m2"), in_cpp),
     ("mm", "cuda"): lambda input, mat2: _types(
-        input, mat2, _OPERANDS.format("mat1 and mat2"), _in_cpp
+        input, mat2, _OPERANDS.format("mat1 and mat2"), in_cpp
     ),
     # native/cuda/Blas.cpp, bmm_out_cuda_impl, and native/LinearAlgebra.cpp, baddbmm_cpu_kernel: the
     # second operand's data is asked for as that of the first one's type.
@@ -288,7 +284,7 @@ _REFUSALS: Mapping[tuple[str, str], Callable[..., object]] = {
     ),
     # dest/register_dispatch_key.py, resize_out
     ("linalg_cross.out", EVERY): lambda input, out: _types(
-        input, out, "Expected out tensor to have dtype {}, but got {} instead", _in_cpp
+        input, out, "Expected out tensor to have dtype {}, but got {} instead", in_cpp
     ),
     # native/ReduceOps.cpp, std_var_out
     ("var.correction std.correction", EVERY): lambda input: (

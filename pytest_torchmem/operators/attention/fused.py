@@ -234,8 +234,11 @@ class _Flash(NamedTuple):
     out: Tensor
 
 
-def _flash_backward(gpu: Gpu, of: _Flash, lengths: Tensor | None = None) -> tuple[Request, ...]:
-    """``mha_bwd``, of (batch, length, heads, size); of sequences of several ``lengths``, which are
+@operator("aten::_flash_attention_backward").workspace("cuda")
+def flash_backward(
+    machine: Gpu, of: _Flash, cum_seq_q: Tensor | None = None
+) -> tuple[Request, ...]:
+    """``mha_bwd``, of (batch, length, heads, size); of sequences of several lengths, which are
     (rows, heads, size), ``mha_varlen_bwd``, with 128 rows more each.
 
     Dense copies, sums of rows, the query's gradient in float, and those of repeated heads.
@@ -243,11 +246,11 @@ def _flash_backward(gpu: Gpu, of: _Flash, lengths: Tensor | None = None) -> tupl
     grad, query, key, out = of
     heads, size = query.shape[-2:]
     batch, padded = query.shape[0], query.shape[0] * round_up(query.shape[1], _BLOCK)
-    if lengths is not None:
-        batch = lengths.numel() - 1
+    if cum_seq_q is not None:
+        batch = cum_seq_q.numel() - 1
         padded = query.shape[0] + _BLOCK * batch
     rows = padded * heads
-    splits = ceil_div(gpu.multiprocessors, batch * heads) if must_be_deterministic() else 1
+    splits = ceil_div(machine.multiprocessors, batch * heads) if must_be_deterministic() else 1
     repeated = 0
     if heads != key.shape[-2]:
         repeated = math.prod(key.shape[:-2]) * heads * size * query.element_size()
@@ -266,7 +269,7 @@ def sdpa_flash(machine: Gpu, query: Tensor, key: Tensor, dropout_p: float) -> tu
 @operator("aten::_scaled_dot_product_flash_attention_backward").workspace("cuda")
 def sdpa_flash_backward(machine: Gpu, of: _Flash) -> tuple[Request, ...]:
     """As ``mha_bwd``, with heads and length exchanged."""
-    return _flash_backward(machine, _Flash(*(tensor.transpose(1, 2) for tensor in of)))
+    return flash_backward(machine, _Flash(*(tensor.transpose(1, 2) for tensor in of)))
 
 
 @operator("aten::_flash_attention_forward").workspace("cuda")
@@ -285,12 +288,6 @@ def flash_forward(
     if cum_seq_q is None:
         return _flash_forward(machine, query, key, num_splits or 0)
     return ()
-
-
-@operator("aten::_flash_attention_backward").workspace("cuda")
-def flash_backward(machine: Gpu, of: _Flash, cum_seq_q: Tensor | None) -> tuple[Request, ...]:
-    """``_flash_attention_backward``; attention_backward.cu."""
-    return _flash_backward(machine, of, cum_seq_q)
 
 
 _KEYS = 512

@@ -274,11 +274,6 @@ class _Sequences(NamedTuple):
     window_size_left: int | None = None
     window_size_right: int | None = None
 
-    @property
-    def rows(self) -> _Rows:
-        """The rows of each sequence."""
-        return _rows_of(self.cum_seq_q, self.cum_seq_k)
-
     def window(self, is_causal: bool) -> _Window:
         """native/transformers/cuda/flash_attn/flash_api.cpp, ``set_params_fprop``."""
         sides = (self.window_size_left, self.window_size_right)
@@ -313,7 +308,7 @@ def flash_of_lengths(
     """Output, sums, and the seed in the place of the random state."""
     if any(one is not None for one in (seqused_k, alibi_slopes, block_table)):
         raise NotImplementedError("keys of a cache, or slopes of positions")
-    rows, window = sequences.rows, sequences.window(attention.is_causal)
+    rows, window = _rows_of(*sequences[:2]), sequences.window(attention.is_causal)
     output, sums, number = results(partial(_attend, rows, window), attention)
     joined = torch.stack(sums) if rows is None else torch.cat(sums, 1)
     return output, joined, random_state(number), None, None
@@ -324,8 +319,8 @@ def flash_backward_of_lengths(
     grad_out: Tensor, attention: FusedAttention, sequences: _Sequences, rng_state: Tensor
 ) -> list[Tensor | None]:
     """Gradients of query, key and value."""
-    function = partial(_attend, sequences.rows, sequences.window(attention.is_causal))
-    return gradients(function, grad_out, attention, rng_state)[:3]
+    rows, window = _rows_of(*sequences[:2]), sequences.window(attention.is_causal)
+    return gradients(partial(_attend, rows, window), grad_out, attention, rng_state)[:3]
 
 
 def _of_lengths(

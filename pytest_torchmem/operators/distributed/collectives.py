@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pytest_torchmem.operators.checks import dtype_in_cpp
+from pytest_torchmem.operators.checks import in_cpp
 from pytest_torchmem.operators.elementwise import in_arguments
 from pytest_torchmem.operators.registry import DEVICES, OperatorKind, Operators, operator
 from pytest_torchmem.operators.workspace import dense_bytes, suggested_format
@@ -141,7 +141,7 @@ def _listed(sizes: Iterable[int]) -> str:
 def _options(tensor: Tensor) -> str:
     """c10/core/TensorOptions.cpp."""
     return (
-        f"TensorOptions(dtype={dtype_in_cpp(tensor.dtype)}, device=cpu, layout=Strided, "
+        f"TensorOptions(dtype={in_cpp(tensor)}, device=cpu, layout=Strided, "
         "requires_grad=false (default), pinned_memory=false (default), memory_format=(nullopt))"
     )
 
@@ -205,7 +205,7 @@ def _scattered(
 ) -> None:
     """ProcessGroupGloo.cpp, ``reduce_scatter_tensor_coalesced``."""
     if output_tensor.dtype is not input_tensor.dtype:
-        names = " vs. ".join(dtype_in_cpp(one.dtype) for one in (output_tensor, input_tensor))
+        names = " vs. ".join(map(in_cpp, (output_tensor, input_tensor)))
         raise RuntimeError(
             f"Check failed: outputTensors[i].dtype() == inputTensors[i].dtype() ({names})."
         )
