@@ -18,6 +18,7 @@ from pytest_torchmem.interception.values.known import NotKnown
 from pytest_torchmem.torch_private import flex_attention as private
 from pytest_torchmem.torch_private.tensors import current_graph_task
 
+_Function = Callable[..., Any]
 _ROWS_AT_ONCE = 1 << 24
 """Scores that are computed together, at most."""
 _SHORT = 128
@@ -55,9 +56,7 @@ class _Fused:
 
     # -- what is replaced --------------------------------------------------------------------------
 
-    def kernels(
-        self, run: Callable[..., Any], run_backward: Callable[..., Any]
-    ) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    def kernels(self, run: _Function, run_backward: _Function) -> tuple[_Function, _Function]:
         """Return kernels that run torch's own where nothing is compiled."""
 
         def forward(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Any:
@@ -72,9 +71,7 @@ class _Fused:
 
         return forward, backward
 
-    def masks(
-        self, make: Callable[..., Tensor], convert: Callable[..., Any]
-    ) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    def masks(self, make: _Function, convert: _Function) -> tuple[_Function, _Function]:
         """Return ``create_mask`` and what makes blocks of a mask."""
 
         def create_mask(

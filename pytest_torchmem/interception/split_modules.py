@@ -178,7 +178,7 @@ class _Splitting:
             yield patches.pipeline_stage(), patches.BACKWARD_RESULT, self._tell_vote
         if module == program.LAUNCHER:
             launch = partial(program.launch_agent, self._trace)
-            yield sys.modules.get(program.LAUNCHER), program.LAUNCHES, launch
+            yield sys.modules.get(program.LAUNCHER), "launch_agent", launch
 
     def forget_states(self) -> None:
         """Forget what ``fully_shard`` made for modules, which are given back as they were."""

@@ -95,6 +95,7 @@ _STRUCTURED = logging.getLogger("torch.__trace")
 
 Convert = Callable[..., Any]
 Backend = Callable[..., Any]
+_Within = Callable[[], AbstractContextManager[object]]
 
 
 def given_a_list(graph: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
@@ -481,9 +482,7 @@ def _added(known: set[type], more: Iterable[type]) -> Iterator[None]:
         known -= new
 
 
-def optimizer_states_made(
-    within: Callable[[], AbstractContextManager[object]],
-) -> AbstractContextManager[None]:
+def optimizer_states_made(within: _Within) -> AbstractContextManager[None]:
     """Have the state of optimizers, which Dynamo makes when it first meets a step, be made
     ``within()``: it is the program's (torch/_dynamo/variables/optimizer.py, ``call_method``).
     """
@@ -514,9 +513,7 @@ def optimizer_states_made(
     return replaced(variable, call_method=call_method, move_step_if_cpu=moved)
 
 
-def backwards_captured(
-    within: Callable[[], AbstractContextManager[object]],
-) -> AbstractContextManager[None]:
+def backwards_captured(within: _Within) -> AbstractContextManager[None]:
     """Have compiled autograd make the graph of a backward ``within()``.
 
     The engine runs the backward once with fake tensors between ``begin_capture`` and

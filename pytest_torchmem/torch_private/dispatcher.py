@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -31,6 +31,8 @@ _AUTOGRAD = dispatch_key("AutogradOther")
 passes_by: Any = private("torch.library.fallthrough_kernel")
 _defined_in_python: set[str] = private("torch.library._defs")
 _PLACE = "pytest_torchmem_kernels"
+_Run: TypeAlias = Callable[[str, tuple[Any, ...], dict[str, Any]], Any]
+"""Runs an operator, by its name."""
 
 
 class Registrations:
@@ -264,9 +266,7 @@ def _passing_by() -> tuple[str, ...]:
 
 
 @contextmanager
-def composite_kernels(
-    names: Iterable[str], run: Callable[[str, tuple[Any, ...], dict[str, Any]], Any]
-) -> Iterator[None]:
+def composite_kernels(names: Iterable[str], run: _Run) -> Iterator[None]:
     """Let composite operators (``"aten::dropout"``) of this thread call ``run`` before autograd.
 
     Below autograd, in inference mode, and where ``run`` returns ``NotImplemented``, they go on as
@@ -317,9 +317,7 @@ registered_for: Callable[[str], list[str]] = private(
 
 
 @contextmanager
-def autocast_kernels(
-    run: Callable[[str, tuple[Any, ...], dict[str, Any]], Any],
-) -> Iterator[Callable[[Iterable[str]], None]]:
+def autocast_kernels(run: _Run) -> Iterator[Callable[[Iterable[str]], None]]:
     """Let operators be cast by ``run``, by their names (``"aten::mm"``).
 
     What this yields registers those names for good. They are cast where

@@ -52,6 +52,8 @@ class Additions(dict[str, Any]):
     """Attributes by name that a module has for a while, whether it has them otherwise or not."""
 
 
+Off: TypeAlias = Callable[[], bool]
+"""Says whether torch's own is meant, as on a thread that is in no trace."""
 LookedAt: TypeAlias = tuple[Mapping[str, Any], str, Any]
 """The attributes of a module or class, one of their names, and what was there, or ``ABSENT``."""
 
@@ -84,16 +86,12 @@ class Replaceable:
             replacement = staticmethod(replacement)
         return self._owner, {self._name: replacement}
 
-    def unless(
-        self, off: Callable[[], bool], instead: Callable[..., Any]
-    ) -> tuple[Any, Mapping[str, Any]]:
+    def unless(self, off: Off, instead: Callable[..., Any]) -> tuple[Any, Mapping[str, Any]]:
         """Return one that has ``instead`` called unless ``off()``."""
         return self.by(unless(off, instead, self.original))
 
 
-def unless(
-    off: Callable[[], bool], instead: Callable[..., Any], original: Any
-) -> Callable[..., Any]:
+def unless(off: Off, instead: Callable[..., Any], original: Any) -> Callable[..., Any]:
     """Return what calls ``instead``, and ``original`` where ``off()``."""
 
     @wraps(original)
@@ -103,9 +101,7 @@ def unless(
     return either
 
 
-def class_unless(
-    off: Callable[[], bool], instead: Callable[..., Any], original: Any, kind: type
-) -> Any:
+def class_unless(off: Off, instead: Callable[..., Any], original: Any, kind: type) -> Any:
     """Return the class of what calls ``instead``, which makes a ``kind``, and ``original`` where
     ``off()``; objects of both are its.
     """

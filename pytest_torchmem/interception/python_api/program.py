@@ -67,8 +67,9 @@ class Changes(Functions):
 
     def __init__(self, trace: TraceContext) -> None:
         super().__init__(trace)
+        changing, making = partial(_seen_by, self._note), partial(_seen_by, self._making)
         self._methods = module_calls.ModuleMethods(
-            {**dict.fromkeys(_CHANGING, self._changing), **dict.fromkeys(_MAKING, self._making)}
+            {**dict.fromkeys(_CHANGING, changing), **dict.fromkeys(_MAKING, making)}
         )
         """What has to be seen of modules: how they are made, hooked, moved and converted."""
         self._all_applied = False
@@ -132,22 +133,9 @@ class Changes(Functions):
         if self._trace.on_thread():
             self._applied[id(item)] = ref(item)
 
-    def _making(self, original: Any) -> Callable[..., Any]:
-        @wraps(original)
-        def make(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if self._trace.on_thread():
-                self._made[id(module)] = ref(module)
-            return original(module, *args, **kwargs)
-
-        return make
-
-    def _changing(self, original: Any) -> Callable[..., Any]:
-        @wraps(original)
-        def change(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            self._note(module)
-            return original(module, *args, **kwargs)
-
-        return change
+    def _making(self, module: nn.Module) -> None:
+        if self._trace.on_thread():
+            self._made[id(module)] = ref(module)
 
     def _is_brought(self, module: nn.Module) -> bool:
         """Whether a module was there before the trace, on whose thread the caller is. Dynamo
@@ -195,6 +183,15 @@ class Changes(Functions):
         yield names, {name: item for name, item in own[names].items() if name not in new}
         kept = {key: state for key, state in own[states].items() if key.__name__ not in new}
         yield states, kept
+
+
+def _seen_by(see: Callable[[nn.Module], None], original: Any) -> Callable[..., Any]:
+    @wraps(original)
+    def method(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        see(module)
+        return original(module, *args, **kwargs)
+
+    return method
 
 
 _RUN = "run"
@@ -346,8 +343,6 @@ class FakeTensors(Functions):
 
 
 LAUNCHER = "torch.distributed.launcher.api"
-LAUNCHES = "launch_agent"
-"""What ``elastic_launch`` calls, which launchers of notebooks use."""
 _WORKERS = "torch.utils.data."
 
 
@@ -409,7 +404,7 @@ def launch_agent(
     *rest: Any,
     **others: Any,
 ) -> Any:
-    """Run the function of an ``elastic_launch`` as the traced process."""
+    """Run the function of an ``elastic_launch``, as launchers of notebooks do, as this process."""
     world = None if trace.off() else trace.target.world
     if world is None or not callable(entrypoint):
         return original(config, entrypoint, args, *rest, **others)
