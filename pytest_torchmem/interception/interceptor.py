@@ -32,18 +32,10 @@ from pytest_torchmem.operators.spec import OperatorSpec, spec_of
 from pytest_torchmem.step.imports import imports_within
 from pytest_torchmem.step.trees import Args, Kwargs, argument_tensors, replace_tensors
 from pytest_torchmem.targets.target import Target
-from pytest_torchmem.torch_private import modes
+from pytest_torchmem.torch_private import keys, modes
 from pytest_torchmem.torch_private.dispatcher import interception, run_outside
 from pytest_torchmem.torch_private.kernels import run_composite_implicit
-from pytest_torchmem.torch_private.keys import (
-    FAKE,
-    OpOverload,
-    is_composite_implicit,
-    is_excluded,
-    is_only_python,
-    is_view,
-    set_excluded,
-)
+from pytest_torchmem.torch_private.keys import FAKE, OpOverload, is_excluded, set_excluded
 from pytest_torchmem.torch_private.modes import function_modes, jit_tracing
 from pytest_torchmem.torch_private.patches import having
 from pytest_torchmem.torch_private.tensors import nowhere, storage_address
@@ -178,7 +170,7 @@ class Interceptor:
                 return run_on_host(overload, args, kwargs)
             spec = self._specs.get(id(overload))
             if spec is None:
-                if is_view(overload) or is_only_python(overload):
+                if keys.is_view(overload) or keys.is_only_python(overload):
                     # Numbers do not settle: autograd makes views before the node of an operator in
                     # place stands.
                     self._let_pass(overload)
@@ -238,7 +230,7 @@ class Interceptor:
             return run(spec, args, kwargs)
         if kind is OperatorKind.DECOMPOSED:
             path = self.path_of(spec.name)
-            if path is not None and not is_composite_implicit(spec.overload):
+            if path is not None and not keys.is_composite_implicit(spec.overload):
                 own, tensors = spec_of(spec.overload), argument_tensors((args, kwargs))
                 if own.kind is _LEAF and tensors:  # the kernel of the host, if the first is there
                     record = parts.ledger.records.get(storage_address(tensors[0]))

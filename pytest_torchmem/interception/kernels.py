@@ -17,22 +17,13 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from pytest_torchmem.interception import decompose, placement
+from pytest_torchmem.interception import plan as plans
 from pytest_torchmem.interception.decompose import Intercepts, Parts
 from pytest_torchmem.interception.layouts import Layouts, QuantizedTensors, is_observed_first
 from pytest_torchmem.interception.ledger import DeviceLedger, StorageRecord
 from pytest_torchmem.interception.operator_log import OperatorLog
 from pytest_torchmem.interception.phases import SUM, GradientSums, References
-from pytest_torchmem.interception.plan import (
-    Call,
-    Output,
-    Plan,
-    Plans,
-    Same,
-    broadcast_of,
-    find_plan,
-    geometry_of,
-    geometry_of_arguments,
-)
+from pytest_torchmem.interception.plan import Call, Output, Plan, Same, geometry_of_arguments
 from pytest_torchmem.interception.refusals import REFUSALS, Refusals, in_words_of_kernel
 from pytest_torchmem.interception.sparse import has_sparse, parts_of
 from pytest_torchmem.interception.values.answers import may_be_assumed
@@ -76,7 +67,7 @@ class Kernels:
         self._on_gpu = parts.target.gpu is not None
         self._ledger = parts.ledger
         self._layouts = layouts
-        self._plans = Plans(parts.target)
+        self._plans = plans.Plans(parts.target)
         self._refusals = Refusals()
         self._quantized = QuantizedTensors(parts)
         self.in_flight = InFlight()
@@ -311,7 +302,7 @@ class Kernels:
                 self._values.note(call, nothing_made, call.args, computed)
                 return call.args[0]
             planned = (plain, call.kwargs)
-            key = (key, geometry_of(plain, []))
+            key = (key, plans.geometry_of(plain, []))
         if spec.reads_conjugates and any(map(Tensor.is_conj, call.tensors)):
             key = (key, *map(Tensor.is_conj, call.tensors))
         if spec.record.asks_grad_mode:
@@ -431,7 +422,7 @@ class Kernels:
             taken = workspace_here(call, plan, result) or taken
         plan.follow(taken or workspace.Workspace(), spec.on(where).order)
         plan.work = CallWork(spec, args, call.kwargs, result)
-        plan.broadcast = broadcast_of(spec.overload, tensors, plan)
+        plan.broadcast = plans.broadcast_of(spec.overload, tensors, plan)
         plan.takes_more = bool(numbers or plan.broadcast or plan.workspace is not None)
         plan.tells_values = may_be_assumed(spec, tensors, result)
         plan.is_plain = spec.is_plain and not plan.on_host
@@ -550,8 +541,8 @@ class Kernels:
             device, values = self._ledger.on(self._target.normalise(asked)), self._values
             self._phases.find()
             own = self._plans.own_meta(spec, device.device.type)
-            plan, call = find_plan(spec, args, kwargs, [], own), Call(spec, args, kwargs, [], [])
-            call.device = device
+            plan = plans.find_plan(spec, args, kwargs, [], own)
+            call = Call(spec, args, kwargs, [], [], device)
             origin = self._attribution.origin(self._ledger.phase, spec.name, sys._getframe(3))
             memories = values.compute(call, plan)
             made = placement.make_outputs(self._ledger, plan, [], device, origin, memories or {})

@@ -17,13 +17,8 @@ import torch
 import torch.utils
 from torch import Tensor
 
-from pytest_torchmem.torch_private.function_holders import (
-    HOLDERS,
-    HeldOriginal,
-    held_originals,
-    is_left_over,
-    is_of_program,
-)
+from pytest_torchmem.torch_private import function_holders
+from pytest_torchmem.torch_private.function_holders import HOLDERS, is_left_over, is_of_program
 from pytest_torchmem.torch_private.modes import of_functions, of_tensors
 from pytest_torchmem.torch_private.names import (
     MissingName,
@@ -254,7 +249,7 @@ class Patch:
         self._noted: dict[int, Any] | None = None
         """What stood first where these stand, by their ids: the same as long as this fits."""
         self._held: list[tuple[Any, str, Any, Any]] = []
-        self._in_programs: list[tuple[HeldOriginal, Any]] = []
+        self._in_programs: list[tuple[function_holders.HeldOriginal, Any]] = []
         """Where functions of the program hold what they have taken the place of."""
         self._of_program: list[tuple[Any, str, Any]] = []
         """Owners, names and what a program has put there itself."""
@@ -294,7 +289,7 @@ class Patch:
         """Leave what a program has put there, and replace what that calls."""
         self._looked_at.append((vars(owner), name, found))
         self._of_program.append((owner, name, found))
-        for place in held_originals(found, name):
+        for place in function_holders.held_originals(found, name):
             instead = of_tensors(replacement, place.original) if owner is Tensor else replacement
             self._in_programs.append((place, instead))
             self._of_modules[id(place.original)] = place.original, instead
