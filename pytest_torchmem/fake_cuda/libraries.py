@@ -58,7 +58,6 @@ _EXTENSIONS: Mapping[str, Mapping[str, Function]] = {
 """By the name of the extension, the first argument of ``torch.utils.cpp_extension.load``, and the
 names that it gives its functions."""
 
-
 _DESCRIBE = (
     "Put the call into a function decorated with @torch.library.custom_op and describe its outputs "
     "with @<function>.register_fake: the trace then counts the outputs without running the kernel"

@@ -62,13 +62,11 @@ _OF_OTHER_THREAD = (
 CALL_MODULES = frozenset({"_call", "call"})
 """The package's own functions in which modules of the program run."""
 
-
 _tuple: Any = tuple.__new__
 """Makes an ``Origin`` as its class does, without a call of Python for each."""
 _Place = tuple[str, str]
 """Module and line; a plain tuple, since one is made for every operator."""
 _NOWHERE: _Place = ("", "")
-
 
 _Paths = dict[int, tuple[str, "weakref.ref[nn.Module]"]]
 """The path of each module, by its id."""

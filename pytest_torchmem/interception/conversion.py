@@ -208,7 +208,6 @@ def address_of(tensor: Tensor) -> int:
 
 _CPU = torch.device("cpu")
 
-
 NAME_DEVICE = (
     'name the device that this is for, as in memory_budget(..., device="cuda"), '
     'torchmem.check(..., device="cuda") or torchmem trace --device cuda'
@@ -232,7 +231,6 @@ class Lent(NamedTuple):
 _OF_EARLIER = (
     "an earlier trace left behind, whose values are gone. Make it anew in the body of the test"
 )
-
 
 Lender: TypeAlias = Callable[[int], Lent | None]
 """Finds a storage that the trace did not make and that has a device there, by its address."""

@@ -93,7 +93,6 @@ _OF_IMAGES = 4
 _OPTIONS = ("amsgrad", "momentum", "centered", "differentiable")
 """Options of optimizers that cost memory."""
 
-
 CallArguments: TypeAlias = tuple[Sequence[Any], Mapping[str, Any]]
 """The arguments of a call, by place and by name."""
 

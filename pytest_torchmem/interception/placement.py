@@ -313,7 +313,6 @@ _ledger = attrgetter("ledger")
 #: How torch begins (``compute_types`` in ATen/TensorIterator.cpp).
 ON_TWO_DEVICES = "Expected all tensors to be on the same device"
 
-
 #: Generators of fake cuda by the addresses of those in C++, which are the CPU's.
 GPU_GENERATORS: WeakValueDictionary[int, Any] = WeakValueDictionary()
 

@@ -469,7 +469,6 @@ _AS_THEY_ARE = frozenset({int, type(None)})
 _Generator = torch.Generator
 _META = torch.device("meta")
 
-
 _SIMPLE = frozenset({*_AS_THEY_ARE, bool, float, str})
 _SIMPLE |= {torch.dtype, torch.device, torch.layout, torch.memory_format}
 _SHAPE, _STRIDE = attrgetter("shape", "dtype"), methodcaller("stride")

@@ -44,7 +44,6 @@ _OLD = (
     "torch.distributed.fsdp.fully_shard, its successor, which is"
 )
 
-
 _SYMMETRIC = f"torch.distributed.{distributed.SYMMETRIC_MEMORY}"
 _FOLLOWED = (
     *(f"torch.distributed.{name}" for name in ("fsdp", "tensor", "checkpoint", "pipelining")),

@@ -128,7 +128,6 @@ _MOMENT, _LONGER = 0.001, 0.1
 _MOST_LOOKS = {True: 100, False: 100_000}
 """What ends a wait for a file that nobody writes, with and without sleep."""
 
-
 _OF_PATHS = getattr(pathlib, "_NormalAccessor", None)
 """Where the paths of Python 3.10 keep functions of ``os`` that they found as they were imported."""
 _PATHS_HAVE = ("listdir", "scandir", "stat", "unlink")

@@ -587,7 +587,6 @@ _ASKS_ALGEBRA = f"torch.{private_name_if_imported('torch._prims_common')}"
 _DISABLED = "__dynamo_disable"
 """Where ``_disable_dynamo`` keeps what it calls (torch/_compile.py)."""
 
-
 _NO_ALGEBRA = SimpleNamespace(Basic=type("Basic", (), {}))
 """Stands in for sympy where numbers are asked whether they are of it, which none is."""
 

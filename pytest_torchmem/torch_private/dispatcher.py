@@ -249,7 +249,6 @@ _USUAL_VIEWS = listed("""
     set_.source_Tensor_storage_offset slice.Tensor squeeze.dim t transpose.int unsqueeze view
 """)
 
-
 #: What a profiler is told of: on the way through Python, its records would lose their class of C++.
 _OF_PROFILERS = listed("""
     profiler::_record_function_enter profiler::_record_function_enter_new

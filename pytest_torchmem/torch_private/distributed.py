@@ -77,7 +77,6 @@ _NUMBERS = tuple(
     for name in ("_group_count", "_backend", "_default_pg_init_method")
 )
 
-
 GATHERS_LISTS = "c10d::allgather_"
 _COPIES_INPUTS = ("c10d::reduce_scatter", "c10d::_reduce_scatter")
 """What gloo reduces copies of the inputs by (ProcessGroupGloo.cpp, ``reduce_scatter``)."""

@@ -29,7 +29,6 @@ _AUTOGRAD = torch._C.DispatchKey.Autograd
 _BUFFERS = 7
 """The position of the tensors that ``score_mod`` captures among the arguments."""
 
-
 _Function: TypeAlias = Callable[..., Any]
 MadeFrom: TypeAlias = Callable[[_Function, _Function], tuple[_Function, _Function]]
 """Returns what is called instead of two functions of torch, given these."""

@@ -154,7 +154,6 @@ def _state_of_modules() -> tuple[int, str, int]:
 
 HOLDERS = Holders()
 
-
 _LIBRARIES = frozenset({"torch", "safetensors", "pytest_torchmem"})
 """Whose functions are replaced in a trace, and what replaces them."""
 _OURS = f"{__name__.partition('.')[0]}."

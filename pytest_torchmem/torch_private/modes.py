@@ -74,7 +74,6 @@ ASKS_FOR_DEVICE: Any = torch.ops.prim.device.default
 _mode_of_kind: Callable[[Any], Any] = private("torch._C._get_dispatch_mode")
 _FAKE_TENSORS: Any = private("torch._C._TorchDispatchModeKey.FAKE")
 
-
 #: The context in which kernels take fake tensors for those on ``meta`` that they hold.
 _on_meta: Callable[[Any], Any] = private(
     "torch._subclasses.fake_tensor.in_kernel_invocation_manager"

@@ -259,7 +259,6 @@ _DEFAULT_DEVICE = Setting(
 )
 _GRADIENTS = Setting(torch.is_grad_enabled, torch.set_grad_enabled)
 
-
 _default_dtype: Callable[[], torch.dtype] = torch.get_default_dtype
 uses_cudnn: Callable[[], bool] = private("torch._C._get_cudnn_enabled")
 #: Whether a kernel with a deterministic form takes it: also where others only warn
@@ -277,7 +276,6 @@ depthwise_kernel: Callable[[], str] = optional("torch._C._get_cudnn_depthwise_ke
 precision: Callable[[str, str], str] = private("torch._C._get_fp32_precision_getter")
 #: The order in which implementations of attention are tried, by their numbers.
 attention_priority: Callable[[], Any] = private("torch._C._get_sdp_priority_order")
-
 
 LIBRARY_VARIABLES = listed("""
     CUBLAS_WORKSPACE_CONFIG CUBLASLT_WORKSPACE_SIZE TORCH_CUBLASLT_UNIFIED_WORKSPACE

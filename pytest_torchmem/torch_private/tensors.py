@@ -301,7 +301,6 @@ _data_ptr: Callable[[Tensor], int] = private("torch._C.TensorBase.data_ptr")
 #: The same, whatever a trace lets a storage say.
 storage_bytes: Callable[[torch.UntypedStorage], int] = torch.UntypedStorage.nbytes
 
-
 _WORDS = 6
 """As many as a ``StorageImpl`` has at least before its size (c10/core/StorageImpl.h)."""
 LEGACY = listed("""

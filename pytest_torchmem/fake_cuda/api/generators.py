@@ -179,7 +179,6 @@ class _States:
 
 STATES = _States()
 
-
 RANDOM: Functions = {
     "initial_seed": lambda gpu: gpu.generator.initial_seed(),
     "get_rng_state": lambda gpu, device="cuda": gpu.generator.get_state(),

@@ -96,7 +96,6 @@ def is_passed_on(operator: Any, caller: FrameType | None) -> bool:
 CALL = code_made_by(_placing, "call")
 """The code that is called in the place of each operator."""
 
-
 _DISPATCH = "__torch_dispatch__"
 _LIFT = torch.ops.aten.lift_fresh.default
 """Gets what ``torch.tensor`` made of Python numbers, on the CPU, and is what puts it elsewhere."""

@@ -286,7 +286,6 @@ ACCELERATOR: Functions = {
 """Those of ``torch.accelerator``, but for streams and memory, which it shares with ``torch.cuda``.
 """
 
-
 _CUDA = torch.device("cuda")
 
 

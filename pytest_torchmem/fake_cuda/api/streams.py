@@ -170,7 +170,6 @@ STREAMS: Functions = {
 """The functions of ``torch.cuda`` and ``torch.accelerator`` about a GPU's streams, and whether the
 current one is captured."""
 
-
 _NUMBERS = itertools.count(1)
 
 

@@ -413,7 +413,6 @@ _ALIGNMENT = 8
 """Where the first tensor begins; safetensors/src/tensor.rs, ``prepare``."""
 _CHUNK = 1 << 24
 
-
 SAFETENSORS = "safetensors"
 
 

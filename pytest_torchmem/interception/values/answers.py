@@ -55,7 +55,6 @@ _FORM = re.compile(r"(?:(.)?([<>=^]))?[-+ ]?#?0?(\d*)")
 """
 _SETTLED_BY_INFINITY = ("__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__")
 
-
 Undecided: TypeAlias = Callable[[str, Any], Any]
 
 

@@ -51,7 +51,6 @@ from pytest_torchmem.torch_private.tensors import storage_address
 #: What a kernel of the CPU raises for what it cannot compute; a user's own may raise anything.
 _NOT_COMPUTED = (RuntimeError, NotImplementedError, ValueError, TypeError)
 
-
 #: What the CPU's kernels say of this machine, and of types that they do not know.
 _NOT_OF_VALUES = (
     "can't allocate memory",

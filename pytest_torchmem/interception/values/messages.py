@@ -146,7 +146,6 @@ _COLLECTIVES: dict[str, Callable[..., Copies]] = {
     "c10d::scatter_": _from_lists,
 }
 
-
 _SCATTERS = "c10d::scatter_"
 """What the process that sends gives itself is its own."""
 _EXCHANGES = frozenset({"c10d::alltoall_", "c10d::alltoall_base_"})
@@ -492,7 +491,6 @@ def _is_small(tensor: Tensor) -> bool:
 
 _Parts = Iterator[tuple[str, int, int, int, Sequence[Tensor]]]
 """Kind, source, receiver and tag of messages, with the tensors that are sent or received."""
-
 
 _Ranks = tuple[int, ...]
 
