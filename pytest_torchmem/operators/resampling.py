@@ -171,8 +171,7 @@ def _upsample(points: int) -> Callable[..., int]:
     return upsample
 
 
-for _dimensions in ("1d", "2d", "3d"):
-    operator(_nearest(_dimensions)).workspace("cpu")(_upsample(1))
+operator(*map(_nearest, ("1d", "2d", "3d"))).workspace("cpu")(_upsample(1))
 operator("upsample_linear1d upsample_bilinear2d upsample_trilinear3d").workspace("cpu")(
     _upsample(2)
 )

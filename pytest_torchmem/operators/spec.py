@@ -7,21 +7,9 @@ from typing import Any
 
 import torch
 
+from pytest_torchmem.operators import registry
 from pytest_torchmem.operators.calls import Binding, Bound, InOrder
-from pytest_torchmem.operators.registry import (
-    ASPECTS,
-    DEVICES,
-    EVERY,
-    LEADS,
-    SHARED,
-    Fills,
-    OperatorKind,
-    UnknownOutputs,
-    aten,
-    describe_namespace,
-    find_record,
-    taught_of,
-)
+from pytest_torchmem.operators.registry import OperatorKind, aten, find_record, taught_of
 from pytest_torchmem.profile.timeline import Kind
 from pytest_torchmem.step.trees import argument_tensors
 from pytest_torchmem.torch_private import keys
@@ -52,7 +40,7 @@ class OnDevice:
 
     def __getattr__(self, aspect: str) -> Bound | None:
         """Return another aspect that is a function."""
-        if aspect not in ASPECTS:
+        if aspect not in registry.ASPECTS:
             raise AttributeError(aspect)
         self.__dict__[aspect] = found = self._bound(aspect)
         return found
@@ -74,9 +62,9 @@ class OnDevice:
     def _bound(self, aspect: str) -> Bound | None:
         taught = self.taught
         if taught is not None and aspect in taught.aspects:
-            return InOrder(taught.aspects[aspect], self._overload, LEADS[aspect])
-        names = [self._name, *([self._name.partition(".")[0]] if aspect in SHARED else [])]
-        for device in (self._device, EVERY):
+            return InOrder(taught.aspects[aspect], self._overload, registry.LEADS[aspect])
+        names = [self._name, *([self._name.partition(".")[0]] if aspect in registry.SHARED else [])]
+        for device in (self._device, registry.EVERY):
             for name in names:
                 function = getattr(find_record(name), aspect).get(device)
                 if function is not None:
@@ -94,13 +82,13 @@ class OperatorSpec:
     """What a trace has to know of one overload."""
 
     def __init__(self, overload: keys.OpOverload) -> None:
-        describe_namespace(overload.namespace)
+        registry.describe_namespace(overload.namespace)
         name = str(overload.name())
         record = find_record(name)
-        for device in DEVICES:
+        for device in registry.DEVICES:
             taught = taught_of(overload, device)
             if taught is not None:
-                apart = {*LEADS, "order", "host_outputs", "takes_nothing"}
+                apart = {*registry.LEADS, "order", "host_outputs", "takes_nothing"}
                 same = {name: one for name, one in taught.aspects.items() if name not in apart}
                 record = copy(record)
                 vars(record).update(same)
@@ -175,7 +163,7 @@ class OperatorSpec:
         """Positions and names of arguments, and what their storages turn out to be by this call."""
         self.takes_device = "device" in self.argument_names
         self.random = torch.Tag.nondeterministic_seeded in tags
-        fills = self.makes_empty or shared.fills in (Fills.NUMBERS, Fills.ZEROS)
+        fills = self.makes_empty or shared.fills in (registry.Fills.NUMBERS, registry.Fills.ZEROS)
         self.ignores_values = fills and any(at not in written for at, _ in of_tensors)
         """Whether it is given tensors for their shape and type, and fills its output otherwise."""
         self.keeps_geometry = (
@@ -184,7 +172,7 @@ class OperatorSpec:
             and [str(output.type) for output in keys.schema(overload).returns] == ["Tensor"]
         )
         """Whether it is pointwise and makes one tensor, in the dtype of its floating arguments."""
-        even = record.unknown_outputs is UnknownOutputs.EVEN_COUNTS
+        even = record.unknown_outputs is registry.UnknownOutputs.EVEN_COUNTS
         of_others = overload.namespace == "c10d" or self.broadcasts
         self.needs_values = not (of_others or self.random or even or self.ignores_values)
         """Whether nothing is to be known of its outputs unless its arguments' values are."""

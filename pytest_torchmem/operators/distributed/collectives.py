@@ -21,11 +21,7 @@ from pytest_torchmem.operators.registry import DEVICES, OperatorKind, Operators,
 from pytest_torchmem.operators.workspace import dense_bytes, suggested_format
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
-from pytest_torchmem.torch_private.distributed import (
-    place_in_group,
-    reduction_among,
-    register_meta_kernels,
-)
+from pytest_torchmem.torch_private import distributed
 from pytest_torchmem.torch_private.keys import all_operators
 from pytest_torchmem.torch_private.names import listed
 
@@ -58,7 +54,7 @@ _LISTS = "c10d::allgather_coalesced_"
 
 def describe() -> None:
     """Make a record of every collective that this torch has."""
-    register_meta_kernels()
+    distributed.register_meta_kernels()
     there = frozenset(all_operators())
 
     def present(*names: str, **aspects: Any) -> Operators:
@@ -130,7 +126,7 @@ _SENT_BY_GLOO = (
 
 def size_of(process_group: Any) -> int:
     """Return how many processes a group has."""
-    place = place_in_group([process_group])
+    place = distributed.place_in_group([process_group])
     return 1 if place is None else place[1]
 
 
@@ -190,7 +186,7 @@ def _at_root(
     name, kind, lists, own = "scatter", "input", input_tensors, output_tensors
     if input_tensors and isinstance(input_tensors[0], Tensor):
         name, kind, lists, own = "gather", "output", output_tensors, input_tensors
-    place = place_in_group([process_group])
+    place = distributed.place_in_group([process_group])
     if place is not None and place[0] == root_rank:
         if len(lists[0]) != place[1]:
             found = f"Incorrect {kind} list size {len(lists[0])}. {kind.capitalize()} list size"
@@ -282,7 +278,7 @@ def _tensors_sent(tensors: Sequence[Tensor], reduce_op: Any = None) -> None:
 
 def _reduced_by(reduce_op: Any, tensor: Tensor) -> None:
     """ProcessGroupGloo.cpp, ``toFunction``."""
-    reduction = reduction_among([reduce_op])
+    reduction = distributed.reduction_among([reduce_op])
     if reduction in _BITWISE and tensor.is_floating_point():
         raise RuntimeError(f"Cannot use ReduceOp.{reduction} with non-integral dtype")
 
