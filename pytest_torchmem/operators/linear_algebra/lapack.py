@@ -19,11 +19,6 @@ from pytest_torchmem.operators.calls import GivenCall, empty_as, meta_result, ou
 from pytest_torchmem.operators.elementwise import sum_buffers
 from pytest_torchmem.operators.libraries.lapack import Lapack
 from pytest_torchmem.operators.linear_algebra import cusolver
-from pytest_torchmem.operators.linear_algebra.cusolver import (
-    batch_count,
-    copied_triangle,
-    is_column_major,
-)
 from pytest_torchmem.operators.registry import OperatorKind, operator
 from pytest_torchmem.operators.workspace import (
     ALL,
@@ -58,7 +53,7 @@ def column_major_copy(matrices: Tensor) -> Tensor:
 
 def infos_of(matrices: Tensor) -> Tensor:
     """What LAPACK says of every matrix of a batch."""
-    return torch.zeros((max(1, batch_count(matrices)),), dtype=torch.int32)
+    return torch.zeros((max(1, cusolver.batch_count(matrices)),), dtype=torch.int32)
 
 
 def any_error(info: Tensor) -> None:
@@ -92,7 +87,7 @@ class Solver(NamedTuple):
             self.take(cusolver.lu_solve(self.machine, LU, pivots, B, left))
             return
         pivots_ = pivots.contiguous()
-        LU_ = LU if is_column_major(LU) else column_major_clone(LU)
+        LU_ = LU if cusolver.is_column_major(LU) else column_major_clone(LU)
         torch.all(pivots_ > 0)
         torch.all(pivots_ <= LU_.shape[-2])
         del written
@@ -275,7 +270,7 @@ def ormqr(
     result.copy_(input3)
     if result.numel() == 0:
         return result
-    factors = input if is_column_major(input) else column_major_clone(input)
+    factors = input if cusolver.is_column_major(input) else column_major_clone(input)
     reflectors = input2.contiguous()
     lapack = Lapack(machine, input.dtype)
     rows, columns = result.shape[-2:]
@@ -353,7 +348,7 @@ def linalg_svd(call: GivenCall, A: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return U, S, Vh
 
 
-operator("aten::linalg_solve_triangular").workspace("cpu")(copied_triangle)
+operator("aten::linalg_solve_triangular").workspace("cpu")(cusolver.copied_triangle)
 
 
 @operator("aten::cholesky").workspace("cpu")
@@ -365,7 +360,7 @@ def cholesky(input: Tensor) -> tuple[int, ...]:
 @operator("aten::cholesky_inverse").workspace("cpu")
 def cholesky_inverse(input: Tensor) -> tuple[int, ...]:
     """The same, also of no matrix; cholesky_inverse."""
-    infos = max(1, batch_count(input))
+    infos = max(1, cusolver.batch_count(input))
     return (infos * torch.int32.itemsize, infos, 1)
 
 
@@ -374,7 +369,7 @@ def cholesky_solve(self: Tensor, A: Tensor) -> Tensor:
     """_cholesky_solve_helper_cpu: copies of both sides."""
     result = column_major_clone(self)
     factors = column_major_clone(A)
-    infos = torch.zeros((batch_count(self),), dtype=torch.int32)
+    infos = torch.zeros((cusolver.batch_count(self),), dtype=torch.int32)
     any_error(infos)
     del factors
     return result
@@ -448,7 +443,7 @@ def _least_squares_work(
     kept = [torch.empty((integers,), dtype=torch.int32), matrices.new_empty((elements,))]
     if matrices.is_complex():
         kept.append(matrices.new_empty((reals,), dtype=matrices.real.dtype))
-    pairs = torch.arange(batch_count(matrices)), torch.arange(batch.numel())
+    pairs = torch.arange(cusolver.batch_count(matrices)), torch.arange(batch.numel())
     del pairs, kept
 
 
