@@ -300,9 +300,7 @@ def another_attention(wrong: bool) -> Step:
     return model, (torch.zeros(BATCH, LENGTH, WIDTH),), {}
 
 
-@planted(
-    "gradients kept", "alive in the backward: they are set to zero, and not to none", "", "zero_"
-)
+@planted("gradients kept", "in the backward: they are set to zero, and not to none", "", "zero_")
 def gradients_not_set_to_none(wrong: bool, device: str) -> None:
     """More is alive in the last forward, where gradients stay anyway."""
     model = nn.Sequential(nn.Linear(256, 256), nn.Linear(256, 256)).to(device)
@@ -333,9 +331,7 @@ def gradients_of_the_step_before(wrong: bool, device: str) -> list[float]:
     return [step() for _ in range(2)]
 
 
-@planted(
-    "gradients kept", "backward are alive in the step: the dict seen of", "Linear", "addmm", ""
-)
+@planted("gradients kept", "are alive in the step: the dict seen of", "Linear", "addmm", "")
 def gradients_of_each_task(wrong: bool, device: str) -> None:
     """There are most tensors after all backwards, and before the optimizer."""
     model, seen = nn.Linear(256, 256).to(device), {}
@@ -557,9 +553,7 @@ def autocast_in_the_evaluation_alone(wrong: bool, device: str) -> None:
     out.float().square().mean().backward()
 
 
-@planted(
-    "mode of calls", "runs under no_grad in 2 of 3 calls, and did in all", "Sequential", "", ""
-)
+@planted("mode of calls", "under no_grad in 2 of 3 calls, and did in all", "Sequential", "", "")
 def one_of_several_evaluations(wrong: bool, device: str) -> None:
     """Of the lines that call it, the one that changed is named."""
     model = nn.Sequential(nn.Linear(64, 256), nn.Tanh(), nn.Linear(256, 64)).to(device)
@@ -657,6 +651,14 @@ def average_with_a_graph(wrong: bool, device: str) -> Smoothed:
         else:
             smoothed.shadow[name].lerp_(parameter.detach(), 0.1)
     return smoothed
+
+
+@planted("layer", "is Scaled(sparse=False), and was Embedding(sparse=True)", "Sequential.0", "", "")
+def lost_in_another_class(wrong: bool) -> Step:
+    class Scaled(nn.Embedding): ...
+
+    table = Scaled(4096, 32) if wrong else nn.Embedding(4096, 32, sparse=True)
+    return nn.Sequential(table), (ids(),), {}
 
 
 @planted("called in part", "Watched.probe runs in each call of the", "Watched.probe", "", "")
@@ -1127,9 +1129,7 @@ def output_kept_by_a_trainer(wrong: bool, device: str) -> None:
     model(torch.zeros(512, WIDTH, device=device)).square().sum().backward()
 
 
-@planted(
-    "earlier steps", " are on the GPU, and were on the CPU: the list seen", "", "addmm", "cuda"
-)
+@planted("earlier steps", "on the GPU, and were on the CPU: the list seen", "", "addmm", "cuda")
 def outputs_kept_on_the_gpu(wrong: bool, device: str) -> None:
     model, seen = nn.Linear(64, 256).to(device), []
     for _ in range(4):

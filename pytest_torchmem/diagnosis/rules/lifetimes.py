@@ -24,6 +24,7 @@ from pytest_torchmem.profile.facts import Calls, Topic
 from pytest_torchmem.profile.module_paths import have_common
 from pytest_torchmem.profile.timeline import Kind, Origin, Phase, Role
 from pytest_torchmem.snapshots.alive import What
+from pytest_torchmem.units import format_size
 
 _FORWARD = ("forward_peak", "retained")
 _OF_GRAPHS = (Role.EARLIER, Role.HELD, Role.SAVED)
@@ -306,8 +307,8 @@ def _counted(evidence: Evidence, rows: list[Row]) -> str:
             (one for one in evidence.difference.rows if _is_replaced(one, now, what)), None
         )
         if instead is not None and instead.before is not None:
-            was = tensors(instead.count_before, instead.before)
-            return f" ({tensors(now, what)}, in the place of {was})"
+            was = format_size(instead.count_before * instead.before.nbytes)
+            return f" ({tensors(now, what)}, in the place of {was} in smaller ones)"
         if before:
             return f" ({tensors(now, what)} alive, and {before} in the snapshot)"
     return ""

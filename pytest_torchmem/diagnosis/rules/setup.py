@@ -442,6 +442,9 @@ def another_loss(evidence: Evidence) -> Cause | None:
     whole = {one.line for one in evidence.ran.called_as("cross_entropy")}
     if rising == [_PART_OF_LOSS] and any(not one.module and one.line not in whole for one in new):
         return None  # by itself it is no loss
+    softmax = evidence.counted("aten::_softmax")
+    if rising == [_PART_OF_LOSS] and softmax is not None and softmax.fell:
+        return None  # the logarithm was taken of that
     one = counts[rising[0]]
     now, before = times(one.now), times(one.before)
     return cause(
