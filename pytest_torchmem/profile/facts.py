@@ -235,7 +235,9 @@ class CodeChange(NamedTuple):
         first = max(0, min(self.meant - (most - 1) // 2, len(self.rows) - most))
         signs = "".join(one.sign for one in self.rows)
         is_cut = 0 < first < self.meant and signs[first - 1 : first + 1] == "-+"
-        if is_cut or (most == 1 and signs[first : first + 2] == "-+"):
+        if most == 1 and (came := re.match("-+[+]", signs[first:])):
+            first += came.end() - 1
+        elif is_cut:
             first += 1
         rows = self.rows[first : first + most]
         end = first + len(rows) - 1

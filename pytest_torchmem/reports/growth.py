@@ -161,7 +161,8 @@ def code_of(diagnosis: Diagnosis, most: int) -> str:
         if UNREACHED not in change.where:
             numbers = {one.number for one in change.rows if one.sign == "+"}
             numbers = numbers or {one.number for one in change.rows}
-            left.setdefault(change.file, set()).update(numbers - {one.number for one in rows})
+            told = {one.number for one in rows if one.sign == "+" or not change.places}
+            left.setdefault(change.file, set()).update(numbers - told)
     for file, lines in left.items():
         starts, ends = (sorted(one for one in lines if one + by not in lines) for by in (-1, 1))
         for start, end in zip(starts, ends, strict=True):

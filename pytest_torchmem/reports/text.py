@@ -174,8 +174,10 @@ def _text(told: Sequence[Told], advice: Iterable[str], most: int, *, verbose: bo
             heads, gap = _heads(shorter), gaps
             left = most - _lines([*heads, *sections, *advice], gap)
     left = max(left - _lines(figures, gap), _ONE_ROW - 1)
-    parts = [*heads, *filter(None, [rows.text(lines=left)]), *sections, *figures, *advice]
-    return _shown(parts, gap)
+    # Without a snapshot the code says more than what is alive, most of which was there before.
+    alive = filter(None, [rows.text(lines=left)])
+    middle = [*alive, *sections] if figures else [*sections, *alive]
+    return _shown([*heads, *middle, *figures, *advice], gap)
 
 
 def _lines(parts: Iterable[str], gap: int = 1) -> int:
@@ -397,8 +399,8 @@ def _source(place: str) -> str:
 
 
 def _origins(contents: PeakContents) -> list[str]:
-    """Return what leads to the largest that is alive, with its lines, sums by module, the code that
-    changed last, and what would help.
+    """Return what leads to the largest that is alive, the code that changed last or else the lines
+    that lead there, sums by module, and what would help.
     """
     diagnosis, parts = contents.diagnosis, dict[str, int]()
     where = layout.joined(growth.place(diagnosis), contents.holder, separator=", kept by ")
@@ -414,14 +416,15 @@ def _origins(contents: PeakContents) -> list[str]:
     found, less = list[str](), _less(contents)
     for number in _LINES_OF_CODE_BY_GIT:
         code = growth.code_of(diagnosis, number)
-        sources = (one for one in map(_source, lines) if one.partition(": ")[2] not in code)
         leading = where and f"{_leading(diagnosis)}: {where}"
         said = [layout.wrapped(one) for one in (contents.called, leading) if one]
-        said += [layout.wrapped(one, "      ", start="  ") for one in sources if one]
+        if code:
+            said.append(growth.lines_of_code("Code that changed last, by git", code))
+        else:
+            sources = filter(None, map(_source, lines))
+            said += [layout.wrapped(one, "      ", start="  ") for one in sources]
         said += [layout.wrapped(by_part)] if by_part else []
         found = ["\n".join(said)] if said else []
-        if code:
-            found.append(growth.lines_of_code("Code that changed last, by git", code))
         if _lines([*found, *less]) <= _LINES_OF_ORIGINS:
             break
     return [*found, *less]
@@ -431,8 +434,9 @@ def _leading(diagnosis: Diagnosis) -> str:
     """Return in words why the row that leads does."""
     rows, row = diagnosis.difference.rows, diagnosis.leading_row
     if row is None or row.change == max(one.change for one in rows):
-        return "Largest"
-    return f"{format_size(row.change)} at a line that changed"
+        return "Among the largest"
+    there = sum(one.change for one in rows if one.what.line == row.what.line)
+    return f"{format_size(there)} at a line that changed"
 
 
 def _less(contents: PeakContents) -> list[str]:

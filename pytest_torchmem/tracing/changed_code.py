@@ -98,13 +98,15 @@ def changed_code(
             changes = [*filter(None, telling)] or [rows[:1] for rows in changes]
         for at, rows in enumerate(sorted(changes, key=partial(likely.nearest, name))):
             shown, says_little = _telling(rows, likely)
-            keys = [likely.key(name, one) for one in shown]
+            keys = likely.keys(name, shown)
             best = [at for at, one in enumerate(keys) if one == min(keys)]
+            best = [at for at in best if shown[at].row.sign == "+"] or best
             key, meant = min(keys), best[0 if len(best) == len(keys) else len(best) // 2]
-            function = bool(since), at // _AT_A_TIME, *likely.of_function(name)
+            is_far = bool(since) and likely.levels[name] == likely.far
+            function = is_far, at // _AT_A_TIME, *likely.of_function(name)
             found.append(((says_little, *key, *function), _change(name, shown, meant, since)))
     for name, rows in code.gone():
-        keys = [likely.key(name, one) for one in rows]
+        keys = likely.keys(name, rows)
         rank = False, *min(keys), True, 0, *likely.of_function(name)
         found.append((rank, _change(name, rows, keys.index(min(keys)), "gone")))
     if growth.renamed and not found:
@@ -156,8 +158,12 @@ class _Comparison:
             found = [[Row(Order.NEWS, said, CodeRow("+", 0, said))]]
         elif was != text and was and lines:
             then = [*_lines_then(self._were[name], was, self._versions).values()]
-            sides = renamed_variables(then, lines.values())
-            anew = self._former_names | sides[0], self._new_names | sides[1]
+            sides = (self._former_names, self._new_names), renamed_variables(then, lines.values())
+            # A parameter does not stand for a variable.
+            anew = [
+                dict.fromkeys(names, "\0") | dict.fromkeys(variables, "\1")
+                for names, variables in zip(*sides, strict=True)
+            ]
             own = FunctionDifference(
                 name, was, lines, self._named, anew, then, self._moved, self._claims
             )
@@ -197,6 +203,7 @@ class _Likely:
         self._at_near, self.far = _first_lines(growth.near, now), len(growth.near)
         self._words, self._said = growth.words, _said(" ".join(growth.words))
         self.meant = re.compile(growth.code or "$^", re.IGNORECASE)
+        self._words_meant = re.compile(rf"\w*(?:{growth.code or '$^'})\w*", re.IGNORECASE)
         self.levels = {
             name: min((self.level(name, one) for one in lines), default=self.far)
             for name, lines in now.items()
@@ -218,23 +225,34 @@ class _Likely:
         near = min(self.level(name, one.row.number) for one in rows)
         return near, any(STOOD in one.note for one in rows)
 
-    def key(self, name: str, row: Row) -> tuple[int, ...]:
-        """Return what rows are sorted by."""
-        same = self._said & _said(row.news)  # a number of a shape is no chance
-        signs = 2 * self._is_meant(row, row.news) + self._is_meant(row, row.text)
-        level = self.level(name, row.row.number)
-        signs += (level < self.far) + (level == 0) + bool(same) + any(map(str.isdecimal, same))
-        is_other = self._words.isdisjoint(WORD.findall(row.text))
-        return row.order is Order.SAME, -signs, self.order(row), is_other
+    def keys(self, name: str, rows: Sequence[Row]) -> list[tuple[int, ...]]:
+        """Return what the rows of a change are sorted by; a word that is gone and came is none."""
+        words = {sign: set[str]() for sign in "+- "}
+        for row in rows:
+            words[row.row.sign].update(self._meant_in(row.news))
+        still = words["+"] & words["-"]
+        return [self._key(name, row, still) for row in rows]
 
-    def _is_meant(self, row: Row, text: str) -> bool:
-        found = (one[0] for one in self.meant.finditer(text))
-        return any(row.row.sign == "+" or not _ADDS.match(one) for one in found)
+    def _key(self, name: str, row: Row, still: AbstractSet[str]) -> tuple[int, ...]:
+        same = self._said & _said(row.news)  # a number of a shape is no chance
+        news, text = (
+            any(row.row.sign == "+" or not _ADDS.search(word) for word in words)
+            for words in (self._meant_in(row.news) - still, self._meant_in(row.text))
+        )
+        signs = 2 * news + text
+        level = self.level(name, row.row.number)
+        signs += (level < self.far) + 2 * (level == 0)
+        signs += bool(same) + any(map(str.isdecimal, same))
+        is_other = self._words.isdisjoint(WORD.findall(row.text))
+        return row.order is Order.SAME, -signs, self.order(row), not row.is_setting, is_other
+
+    def _meant_in(self, text: str) -> set[str]:
+        return {one[0].lower() for one in self._words_meant.finditer(text)}
 
     def order(self, row: Row) -> Order:
-        """Return the order of a row; one with a word of the cause is news."""
-        is_said = row.order is Order.MOVED and self._said & _said(row.news)
-        return Order.NEWS if is_said else row.order
+        """Return the order of a row; one with a word of the cause, or what makes such, is news."""
+        is_said = self._said & _said(row.news) or self.meant.search(row.news)
+        return Order.NEWS if is_said and row.order is Order.MOVED else row.order
 
 
 def _telling(rows: Sequence[Row], likely: _Likely) -> tuple[list[Row], bool]:
@@ -246,12 +264,12 @@ def _telling(rows: Sequence[Row], likely: _Likely) -> tuple[list[Row], bool]:
     ranked = {at for at in told if likely.order(rows[at]) == best}
     pairs = [{at - 1, at} for at, one in enumerate(rows) if one.is_pair and at]
     kept = sorted(ranked.union(*(one for one in pairs if not ranked.isdisjoint(one))))
-    last = rows[kept[-1]]
-    if len(kept) == 2 and last.is_pair and last.note:
-        return [last._replace(is_pair=False)], False
-    end = kept[-1] + 1 + last.row.text.endswith(":")  # with the first line of a block
+    end = kept[-1] + 1 + rows[kept[-1]].row.text.endswith(":")  # with the first line of a block
+    noted = {at for at in kept if rows[at].is_pair and rows[at].note}  # which is shorter
+    kept = [at for at in kept if at + 1 not in noted]
     between = (at for at in range(kept[0], min(end, len(rows))) if rows[at].row.sign == " ")
-    return [rows[at] for at in sorted({*kept, *between})], False
+    shown = sorted({*kept, *between})
+    return [rows[at]._replace(is_pair=rows[at].is_pair and at not in noted) for at in shown], False
 
 
 def _change(name: str, rows: Sequence[Row], meant: int, since: str) -> CodeChange:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import operator
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from difflib import SequenceMatcher, get_close_matches
 from enum import IntEnum
@@ -31,6 +31,7 @@ _NAMED = re.compile(r"\s*(\w+=\s*)+")
 _SETS = re.compile(r"self\.(\w+) = (\w+\.)*\1$|raise\b")
 """What passes an argument on, or refuses it."""
 _PATH = re.compile(r"\b(?:\w+\.)+(?=\w)")
+_PARAMETER = re.compile(r"[(,]\s*(\w+)")
 _DEFAULT = re.compile(r"\w+[^=,()]*=(?:\([^)]*\)|[^,()])+")
 HEAD = re.compile(r"(async )?def |class ")
 _SETS_VARIABLE = re.compile(r"(?:^\s*|\bfor |, )(\w+)(?=, \w+(?: =|, | in )| = | in )")
@@ -54,7 +55,7 @@ class Order(IntEnum):
     on, or reads something where it stands now.
     """
     SAME = 2
-    """Variables alone have other names."""
+    """Variables alone have other names, or what was computed in a line has one now."""
 
 
 class Row(NamedTuple):
@@ -72,6 +73,11 @@ class Row(NamedTuple):
     @property
     def text(self) -> str:
         return self.row.text + self.note
+
+    @property
+    def is_setting(self) -> bool:
+        """Whether numbers or texts of a line are others."""
+        return bool(self.note or self.is_pair) and bool(_constants(self.news))
 
     @property
     def says_little(self) -> bool:
@@ -101,7 +107,7 @@ class FunctionDifference:
         was: str,
         lines: Mapping[int, str],
         names: Mapping[str, str],
-        anew: tuple[AbstractSet[str], AbstractSet[str]],
+        anew: Sequence[Mapping[str, str]],
         former: Sequence[str],
         moved: tuple[Mapping[str, str], AbstractSet[str]],
         claims: Claims,
@@ -211,7 +217,7 @@ class FunctionDifference:
         row = CodeRow("-", self._numbers[min(at, len(self._numbers) - 1)], text)
         if pair is not None:
             return Row(pair.order, pair.news, row)
-        return Row(Order.MOVED if text.strip() in self._as_before else Order.NEWS, text, row)
+        return Row(Order.SAME if text.strip() in self._as_before else Order.NEWS, text, row)
 
     def _new(self, at: int, group: Sequence[_Part]) -> Row:
         """Return the row of a line that came, with what is known of where it comes from."""
@@ -235,15 +241,18 @@ class FunctionDifference:
                 note += f"; stood {'before' if before else 'after'}: {passed}"
                 news += passed
             is_head = HEAD.match(text) and {*_DEFAULT.findall(was)} <= {*_DEFAULT.findall(text)}
+            names = [_PARAMETER.findall(one) for one in (was, text)]
+            if is_head and names[1][: len(names[0])] != names[0]:
+                is_head, note = None, f"{note}, before others" if note else ""
             sides = (_PATH.sub("", one) for one in (was, text))
             if is_head or text.endswith(f" = {was}") or operator.eq(*sides):
                 order = Order.MOVED
         elif claim := self._claims.get((self._name, number)):
             order, news, note = _from_another(claim, text)
         alike = [self._keys_then[one][0] for one in then if not (self._former or stood)]
-        if _NAMED.fullmatch(news) or self._keys[at][0] in alike:
+        if _NAMED.fullmatch(news) or self._keys[at][0] in alike or text in self._as_before:
             order = Order.SAME
-        elif _SETS.match(text) or text in self._as_before:
+        elif _SETS.match(text):
             order = max(order, Order.MOVED)
         return Row(order, news, CodeRow("+", number, self._now[at]), note, pair in then)
 
@@ -271,7 +280,7 @@ def rows_of_new(
 
 
 def _as_before(
-    then: Sequence[str], now: Sequence[str], gone: AbstractSet[str], new: AbstractSet[str]
+    then: Sequence[str], now: Sequence[str], gone: Container[str], new: Container[str]
 ) -> set[str]:
     """Return the lines that compute what others did before variables were ``gone`` or ``new``, and
     those that set these.
@@ -297,11 +306,11 @@ def renamed_variables(then: Sequence[str], lines: Iterable[str]) -> tuple[set[st
     return names[0] - words[1], names[1] - words[0]
 
 
-def without_names(lines: Iterable[str], names: AbstractSet[str]) -> Iterator[str]:
-    """Yield lines with one sign for each of the names, which have others on the other side."""
-    own = names | {f"self.{one}" for one in names}  # a field of a class
+def without_names(lines: Iterable[str], names: Mapping[str, str]) -> Iterator[str]:
+    """Yield lines with signs for names that have others on the other side."""
+    own = {**names, **{f"self.{one}": sign for one, sign in names.items()}}  # a field of a class
     for line in lines:
-        yield OWN_WORD.sub(lambda word: "\0" if word[0] in own else word[0], line.strip())
+        yield OWN_WORD.sub(lambda word: own.get(word[0], word[0]), line.strip())
 
 
 def _from(name: str) -> str:

@@ -13,8 +13,6 @@ from pytest_torchmem.fake_cuda import decompositions as lists
 from tests.results import in_a_trace, on_fake_cuda, result_of
 
 HALF, BFLOAT, FLOAT, DOUBLE = torch.float16, torch.bfloat16, torch.float32, torch.float64
-
-
 pytestmark = pytest.mark.filterwarnings("error")
 
 

@@ -202,8 +202,6 @@ def test_four(time, left_alone, size):
 def test_options(torchmem):
     assert not dist.is_initialized() and not {{"RANK", "LOCAL_RANK"}} & set(os.environ)
 """
-
-
 NOT_TOLD = f"""{HEAD}
 @pytest.fixture(scope="module")
 def size():

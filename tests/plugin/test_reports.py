@@ -130,7 +130,7 @@ def test_github(grown, monkeypatch):
     name = grown.path.name
     result.tells(
         f"::error file={name}/test_budget.py,line=4,title=memory%3A test_budget.py%3A%3A"
-        "test_over::* peak exceeds the budget of 1 KiB by*, cpu%0A%0AAlive at the peak: *",
+        "test_over::* peak exceeds the budget of 1 KiB by*, cpu%0A%0A*%0A%0AAlive at the peak: *",
         f"::error file={name}/test_net.py,line=5,title=memory%3A test_net.py%3A%3Atest_first::"
         "+6.50 KiB (+97.3 %25) backward peak, cpu: Sequential.0.weight is *",
     )
