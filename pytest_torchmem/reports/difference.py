@@ -253,14 +253,14 @@ def _row(difference: Difference, *, single: bool) -> str:
 def _note(difference: Difference) -> str:
     """Return why memory grew, and where, if it can be told, and what else there is to say."""
     parts = (
-        joined(plain(one.why), ", ".join(map(code, one.where.splitlines())), separator=": ")
+        joined(plain(one.why), "".join(map(code, one.where.splitlines()[:1])), separator=": ")
         for one in growth.told(difference.diagnosis)
     )
     return joined(joined(*parts, separator="; also "), plain(difference.note), separator="; ")
 
 
 def _what_changed(members: Sequence[Difference]) -> list[str]:
-    """Return what came and went, of the first test that shows it; folded."""
+    """Return the code that changed and what came and went, of the first that shows it, folded."""
     lines: list[str] = []
     shown = ((one, one.diagnosis) for one in members if one.diagnosis)
     found = growth.by_cause(pair for pair in shown if pair[1].difference.rows)
@@ -270,7 +270,11 @@ def _what_changed(members: Sequence[Difference]) -> list[str]:
             rows = printable_lines(growth.section(difference.diagnosis).text())
         title = escape(printable(f"{difference.title}, {difference.device}"))
         summary = f"<details><summary>What changed: {title}</summary>"
-        lines += [summary, "", fenced(rows), "", "</details>", ""]
+        told = growth.told(difference.diagnosis)
+        texts = (one.where.splitlines() for one in told if one.why == growth.CODE)
+        diffs = ("\n".join(line.removeprefix("  ") for line in text) for text in texts)
+        blocks = [*(fenced(printable_lines(one), "diff") for one in diffs), fenced(rows)]
+        lines += [summary, "", "\n\n".join(blocks), "", "</details>", ""]
     return lines
 
 
@@ -285,10 +289,10 @@ def plain(text: str) -> str:
     return _MENTION.sub("\\g<0>&#8203;", escaped)
 
 
-def fenced(text: str) -> str:
+def fenced(text: str, language: str = "") -> str:
     """Return lines as a block of code, also where they hold backticks themselves."""
     fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
-    return f"{fence}\n{text}\n{fence}"
+    return f"{fence}{language}\n{text}\n{fence}"
 
 
 def code(text: str) -> str:
