@@ -212,7 +212,7 @@ class CodeChange(NamedTuple):
     meant: int
     """The position of the row that is most likely meant."""
     where: str = ""
-    """The function, where it is new."""
+    """The function, where it is new or gone."""
 
     def __str__(self) -> str:
         return "\n".join(self.lines(len(self.rows)))

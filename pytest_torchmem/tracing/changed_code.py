@@ -159,9 +159,10 @@ class _Comparison:
         elif was != text and was and lines:
             then = [*_lines_then(self._were[name], was, self._versions).values()]
             sides = (self._former_names, self._new_names), renamed_variables(then, lines.values())
-            # A parameter does not stand for a variable.
+            # A parameter does not stand for a variable, and only that may be a field, too.
             anew = [
-                dict.fromkeys(names, "\0") | dict.fromkeys(variables, "\1")
+                {f"{of}{one}": "\0" for one in names for of in ("", "self.")}
+                | dict.fromkeys(variables, "\1")
                 for names, variables in zip(*sides, strict=True)
             ]
             own = FunctionDifference(

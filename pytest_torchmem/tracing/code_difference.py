@@ -24,6 +24,7 @@ _FAR = 6
 """Lines, beyond which two that changed are no one change."""
 _CAME, STOOD = "  # came: ", "  # stood "
 WORD = re.compile(r"\w+")
+_NO_ATTRIBUTE = re.compile(r"(?<![\w.])\w+")
 OWN_WORD = re.compile(r"(?:self\.)?\w+")
 _VALUE = re.compile(r""""[^"]*"|'[^']*'|\d[\d._]*e[+-]?\d+|[\w.]+""")
 _NAMED = re.compile(r"\s*(\w+=\s*)+")
@@ -301,16 +302,15 @@ def _as_before(
 def renamed_variables(then: Sequence[str], lines: Iterable[str]) -> tuple[set[str], set[str]]:
     """Return the variables that a function sets no longer and nowhere has, and those it had not."""
     sides = then, [line[2:] for line in lines]
-    words = [{word for line in own for word in WORD.findall(line)} for own in sides]
+    words = [{word for line in own for word in _NO_ATTRIBUTE.findall(line)} for own in sides]
     names = [{word for line in own for word in _SETS_VARIABLE.findall(line)} for own in sides]
     return names[0] - words[1], names[1] - words[0]
 
 
 def without_names(lines: Iterable[str], names: Mapping[str, str]) -> Iterator[str]:
     """Yield lines with signs for names that have others on the other side."""
-    own = {**names, **{f"self.{one}": sign for one, sign in names.items()}}  # a field of a class
     for line in lines:
-        yield OWN_WORD.sub(lambda word: own.get(word[0], word[0]), line.strip())
+        yield OWN_WORD.sub(lambda word: names.get(word[0], word[0]), line.strip())
 
 
 def _from(name: str) -> str:
