@@ -36,6 +36,7 @@ MADE = (Role.SAVED, Role.ACTIVATION, Role.HELD, Role.RECOMPUTED)
 KEPT = (Role.EARLIER, Role.HELD, Role.OTHER)
 """What somebody keeps, who is nearer to the cause."""
 _KEEPING_RULES = ("earlier steps", "held", "held between")
+"""Those that find who keeps it."""
 CONVERTS = "aten::_to_copy"
 """The operator of ``Tensor.to``: what it makes has another type, or is on another device."""
 

@@ -62,11 +62,14 @@ def differing_settings(own: Layer, other: Layer) -> str:
     """Return in words how a layer differs: its class, or the settings alone of one class, or of
     two of the program's own: that one has another name says nothing.
     """
-    shared = {n: value for n, value in own.settings.items() if n in other.settings}
-    shared = {n: value for n, value in shared.items() if value != other.settings[n]}
-    shared = {n: value for n, value in shared.items() if not (is_width(n) or n.isdecimal())}
-    if own.kind != other.kind and own.is_of_torch is not other.is_of_torch and shared:
-        return f"{own.name}({', '.join(parts_of(shared))})"
+    if own.is_of_torch is not other.is_of_torch:  # most often a class of the other
+        shared = {
+            name: value
+            for name, value in own.settings.items()
+            if other.settings.get(name, value) != value and not (is_width(name) or name.isdecimal())
+        }
+        if shared:
+            return f"{own.name}({', '.join(parts_of(shared))})"
     if own.kind != other.kind and (own.is_of_torch or other.is_of_torch):
         return own.text if len(own.text) + len(other.text) <= 2 * _LONG else own.name
     differ = {name for name, value in own.settings.items() if other.settings.get(name) != value}
@@ -153,15 +156,10 @@ class LayerChange(NamedTuple):
     def has_other_names(self) -> bool:
         """Whether numbers of a program's own module have other names, so that none says more."""
         own, other = self.layer.settings, self.was.settings
-        changed = dict(own.items() ^ other.items())
-        are_numbers = all(type(value) in (int, float) for value in changed.values())
-        is_none_new = own.keys() != other.keys() and len(own) == len(other)
-        return (
-            not self.is_of_torch
-            and is_none_new
-            and are_numbers
-            and not any(name in own and name in other for name in changed)
-        )
+        changed = own.items() ^ other.items()
+        are_numbers = all(type(value) in (int, float) for _, value in changed)
+        are_renamed = bool(changed) and {name for name, _ in changed} == own.keys() ^ other.keys()
+        return not self.is_of_torch and are_renamed and are_numbers and len(own) == len(other)
 
     @property
     def is_set_otherwise(self) -> bool:
