@@ -25,7 +25,7 @@ from pytest_torchmem.interception.attribution import Attribution
 from pytest_torchmem.profile.module_paths import fold
 from pytest_torchmem.torch_private.modes import FunctionMode
 from pytest_torchmem.torch_private.module_calls import ModuleMethods, step_tables
-from pytest_torchmem.torch_private.patches import replaced, replaced_all
+from pytest_torchmem.torch_private.patches import replaced_all
 from pytest_torchmem.torch_private.tensors import current_graph_task, view_base
 
 Layers: TypeAlias = tuple[str, str]
@@ -39,7 +39,7 @@ Call: TypeAlias = Callable[[Function, nn.Module, Args, Kwargs], Any]
 """Called with torch's own ``Module.__call__``, a module, and what that is called with."""
 
 
-class ModuleNames(threading.local):
+class _ModuleNames(threading.local):
     """The paths of modules below the outermost one that is called; ``""`` for that itself.
 
     A module that a checkpoint calls by itself later keeps the path that it had.
@@ -49,39 +49,44 @@ class ModuleNames(threading.local):
         self.known: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
         self.depth = 0
 
-    @contextmanager
-    def within(self, module: nn.Module) -> Iterator[str]:
-        """Be in a call of a module, whose path is given."""
-        if not self.depth and module not in self.known:
-            for path, one in module.named_modules():
-                self.known.setdefault(one, path)
-        self.depth += 1
-        try:
-            yield self.known.get(module, "")
-        finally:
-            self.depth -= 1
 
-
-@contextmanager
-def every_call(how: Callable[[str, int], Call | None]) -> Iterator[None]:
+def every_call(how: Callable[[str, int], Call | None]) -> AbstractContextManager[None]:
     """Have calls of modules done by what ``how(path, depth)`` returns, unless that is ``None``.
 
     The outermost module has the path ``""`` and the depth 0.
     """
-    names = ModuleNames()
+    names = _ModuleNames()
 
     def instead(original: Callable[..., Any]) -> Callable[..., Any]:
         def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            with names.within(self) as path:
-                other = how(path, names.depth - 1)
+            if not names.depth and self not in names.known:
+                for path, one in self.named_modules():
+                    names.known.setdefault(one, path)
+            other = how(names.known.get(self, ""), names.depth)
+            names.depth += 1
+            try:
                 if other is None:
                     return original(self, *args, **kwargs)
                 return other(original, self, args, kwargs)
+            finally:
+                names.depth -= 1
 
         return call
 
-    with ModuleMethods({"__call__": instead}):
-        yield
+    return ModuleMethods({"__call__": instead})
+
+
+def _zero_grads(how: Callable[[bool], bool]) -> AbstractContextManager[None]:
+    """Have ``zero_grad`` do what ``how`` returns for its ``set_to_none``."""
+
+    def instead(original: Callable[[Any, bool], None]) -> Callable[..., None]:
+        def zero_grad(self: Any, set_to_none: bool = True) -> None:
+            original(self, how(set_to_none))
+
+        return zero_grad
+
+    kinds = (Optimizer, nn.Module)
+    return replaced_all([(kind, {"zero_grad": instead(kind.zero_grad)}) for kind in kinds])
 
 
 #: Functions with an argument ``inplace``; modules like ``nn.ReLU`` call them with their own.
@@ -134,21 +139,13 @@ class Observed:
 @contextmanager
 def observing(found: Observed) -> Iterator[None]:
     """Find what a step has to change while it runs."""
-    zero = {kind: kind.zero_grad for kind in (Optimizer, nn.Module)}
 
-    def noting(kind: Any) -> Callable[..., None]:
-        def zero_grad(self: Any, set_to_none: bool = True) -> None:
-            found.zeroing = found.zeroing or not set_to_none
-            zero[kind](self, set_to_none)
-
-        return zero_grad
+    def noting(set_to_none: bool) -> bool:
+        found.zeroing = found.zeroing or not set_to_none
+        return set_to_none
 
     mode = _Observer(found)
-    with ExitStack() as stack:
-        for kind in zero:
-            stack.enter_context(replaced(kind, zero_grad=noting(kind)))
-        stack.enter_context(every_call(_noting_modules(found)))
-        stack.enter_context(mode)
+    with _zero_grads(noting), every_call(_noting_modules(found)), mode:
         yield
     mode.forget_unsafe()
 
@@ -287,8 +284,7 @@ def joined(changes: Sequence[StepChange]) -> StepChange:
 _RECOMPUTED: ContextVar[tuple[nn.Module, ...]] = ContextVar("within checkpoints", default=())
 
 
-@contextmanager
-def checkpointed(paths: Collection[str]) -> Iterator[None]:
+def checkpointed(paths: Collection[str]) -> AbstractContextManager[None]:
     """Have modules recompute their forward, as by ``checkpoint(module, use_reentrant=False)``."""
 
     def again(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -304,20 +300,17 @@ def checkpointed(paths: Collection[str]) -> Iterator[None]:
         return checkpoint(partial(again, module), *args, use_reentrant=False, **kwargs)
 
     chosen = frozenset(paths)
-    with every_call(lambda path, depth: call if path in chosen else None):
-        yield
+    return every_call(lambda path, depth: call if path in chosen else None)
 
 
-@contextmanager
-def under_autocast(device: str) -> Iterator[None]:
+def under_autocast(device: str) -> AbstractContextManager[None]:
     """Have the outermost modules run in bfloat16 by autocast."""
 
     def call(original: Function, module: nn.Module, args: Args, kwargs: Kwargs) -> Any:
         with torch.autocast(device, dtype=torch.bfloat16):
             return original(module, *args, **kwargs)
 
-    with every_call(lambda path, depth: None if depth else call):
-        yield
+    return every_call(lambda path, depth: None if depth else call)
 
 
 @contextmanager
@@ -339,21 +332,12 @@ def stepping(option: str, value: bool) -> Iterator[None]:
             group[option] = found
 
 
-@contextmanager
-def set_to_none() -> Iterator[None]:
+def set_to_none() -> AbstractContextManager[None]:
     """Have ``zero_grad`` let go of gradients, whatever it is told."""
-    with ExitStack() as stack:
-        for kind in (Optimizer, nn.Module):
-
-            def letting_go(self: Any, set_to_none: bool = True, own: Any = kind.zero_grad) -> None:
-                own(self, True)
-
-            stack.enter_context(replaced(kind, zero_grad=letting_go))
-        yield
+    return _zero_grads(lambda _: True)
 
 
-@contextmanager
-def buffers_narrowed(pattern: str) -> Iterator[None]:
+def buffers_narrowed(pattern: str) -> AbstractContextManager[None]:
     """Have modules keep buffers of one pattern in bfloat16, from their first call on."""
     parent, _, name = pattern.rpartition(".")
 
@@ -363,8 +347,7 @@ def buffers_narrowed(pattern: str) -> Iterator[None]:
             setattr(module, name, buffer.to(torch.bfloat16))
         return original(module, *args, **kwargs)
 
-    with every_call(lambda path, depth: call if fold(path)[0] == parent else None):
-        yield
+    return every_call(lambda path, depth: call if fold(path)[0] == parent else None)
 
 
 class OverwritingMode(FunctionMode):
@@ -469,7 +452,8 @@ class LossMode(FunctionMode):
         if func not in PASSING:
             return func(*args, **kwargs)
         # Without memory of the logits' size: what it became is asked of a tensor on meta.
-        shape = func(first.to("meta"), *map(_on_meta, args[1:]), **kwargs)
+        others = (one.to("meta") if isinstance(one, Tensor) else one for one in args[1:])
+        shape = func(first.to("meta"), *others, **kwargs)
         stand_in = _stand_in(layer.hidden, shape.dtype, shape.shape)
         self._layers[stand_in] = layer
         return stand_in
@@ -515,7 +499,3 @@ def _stand_in(like: Tensor, dtype: torch.dtype, shape: Any) -> Tensor:
     if like.numel() < _ELEMENTS or not like.is_contiguous():
         return like.new_empty((), dtype=dtype).expand(shape)
     return like.view(-1)[:_ELEMENTS].view(dtype)[0].expand(shape)
-
-
-def _on_meta(argument: Any) -> Any:
-    return argument.to("meta") if isinstance(argument, Tensor) else argument

@@ -7,7 +7,7 @@ and lines of the program they are of, so that a change in the program is one of 
 import operator
 import re
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from itertools import count
 from typing import Any, cast
@@ -92,8 +92,7 @@ def _line_of(node: fx.Node) -> str:
     return place_among([(file, int(line)) for file, line in frames])
 
 
-@contextmanager
-def checkpointed_in_graphs(paths: Collection[str]) -> Iterator[None]:
+def checkpointed_in_graphs(paths: Collection[str]) -> AbstractContextManager[None]:
     """Have calls of modules computed again in the backward, as Dynamo writes down checkpoints.
 
     torch/_higher_order_ops/wrap.py, ``tag_activation_checkpoint``: nodes have a tag, and a number
@@ -108,8 +107,7 @@ def checkpointed_in_graphs(paths: Collection[str]) -> Iterator[None]:
             if calls:
                 _tag(node, known.setdefault(calls[0], next(_NUMBERS)))
 
-    with graphs_changed(tag):
-        yield
+    return graphs_changed(tag)
 
 
 def _tag(node: fx.Node, number: int) -> None:
@@ -117,8 +115,7 @@ def _tag(node: fx.Node, number: int) -> None:
     node.meta["ac_graph_id"] = number
 
 
-@contextmanager
-def chunked_loss_in_graphs(line: str) -> Iterator[None]:
+def chunked_loss_in_graphs(line: str) -> AbstractContextManager[None]:
     """Have the cross entropy at a line computed with its linear layer, in chunks of rows.
 
     A loss that is fused with it would end the graph: Dynamo does not follow it.
@@ -132,8 +129,7 @@ def chunked_loss_in_graphs(line: str) -> Iterator[None]:
                     _without_logits(graph.graph, node, linear)
         graph.recompile()
 
-    with graphs_changed(change):
-        yield
+    return graphs_changed(change)
 
 
 def _linear_before(loss: fx.Node) -> fx.Node | None:

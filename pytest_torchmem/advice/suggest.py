@@ -222,24 +222,18 @@ def changes_of(trials: Trials, allocator: str) -> Iterator[changes.StepChange]:
     if trials.before.device == "cuda" and not allocator:
         text = f"PYTORCH_ALLOC_CONF={_EXPANDABLE}"
         yield changes.StepChange(text, options={"allocator": _EXPANDABLE}, figure="reserved_peak")
-    if trials.follows_python:
+    if trials.follows_python:  # AOTAutograd makes the same graph of functions in place and others
         yield from _in_place(trials)
-        yield from _losses(trials)
-        yield from _precisions(trials)
-    else:
-        yield from _compiled(trials)
-
-
-def _compiled(trials: Trials) -> Iterator[changes.StepChange]:
-    """Yield what can be changed of a compiled step: its functions and modules are not called.
-
-    A function in place is none of it: AOTAutograd makes the same graph of both.
-    """
-    from pytest_torchmem.torch_private.inductor import activations_kept
-
     yield from _losses(trials)
-    yield from _autocast(trials)
-    if trials.before.backward_peak is not None:
+    device = trials.before.device.partition(":")[0]
+    if not torch.is_autocast_enabled(device):
+        text = f'under torch.autocast("{device}", dtype=torch.bfloat16)'
+        yield changes.StepChange(f"the forward {text}", (partial(changes.under_autocast, device),))
+    if trials.follows_python:
+        yield from _narrower(trials)
+    elif trials.before.backward_peak is not None:
+        from pytest_torchmem.torch_private.inductor import activations_kept
+
         for share in _SHARES:
             text = (
                 f"torch._functorch.config.activation_memory_budget = {share}: compiled code keeps "
@@ -303,10 +297,9 @@ def _losses(trials: Trials) -> Iterator[changes.StepChange]:
         )
 
 
-def _precisions(trials: Trials) -> Iterator[changes.StepChange]:
-    """Yield narrower types: of the forward, of some modules, of buffers and of conversions."""
+def _narrower(trials: Trials) -> Iterator[changes.StepChange]:
+    """Yield narrower types of buffers and of conversions."""
     least = trials.before.peak // _LEAST
-    yield from _autocast(trials)
     for pattern, nbytes in _largest(trials.observed.buffers):
         if nbytes > least:
             text = f"the buffer {pattern} in bfloat16"
@@ -317,13 +310,6 @@ def _precisions(trials: Trials) -> Iterator[changes.StepChange]:
             dtype = trials.observed.widened[line][0]
             text = f"{dtype} kept at {line}, which converts to a wider type"
             yield changes.StepChange(text, (partial(changes.NarrowMode, line),))
-
-
-def _autocast(trials: Trials) -> Iterator[changes.StepChange]:
-    device = trials.before.device.partition(":")[0]
-    if not torch.is_autocast_enabled(device):
-        text = f'under torch.autocast("{device}", dtype=torch.bfloat16)'
-        yield changes.StepChange(f"the forward {text}", (partial(changes.under_autocast, device),))
 
 
 def _largest(nbytes: dict[str, int]) -> list[tuple[str, int]]:
