@@ -85,7 +85,8 @@ def largest(
         if bad == start:
             break
         guess = search.next(good, bad)
-    return Largest(good, search.profiles.get(good), search.errors.get(bad), search.traces)
+    traces = len(search.profiles) + len(search.errors)
+    return Largest(good, search.profiles.get(good), search.errors.get(bad), traces)
 
 
 class _Search:
@@ -98,10 +99,6 @@ class _Search:
         self._streak = 0
         """How many traces before the last one ended like it."""
         self._fitted = True
-
-    @property
-    def traces(self) -> int:
-        return len(self.profiles) + len(self.errors)
 
     def fits(self, value: int) -> bool:
         try:

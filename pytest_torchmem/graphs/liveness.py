@@ -104,11 +104,9 @@ def graph_profile(
         one._replace(nbytes=0) if one.kind is Kind.WORKSPACE else one
         for one in timeline.allocations
     )
-    live = timeline._replace(allocations=tensors).live()
-    live = live[program.before :]
-    nodes = list(program.nodes(forward, "forward", live))
-    if backward is not None:
-        nodes += program.nodes(backward, "backward", live)
+    live = timeline._replace(allocations=tensors).live()[program.before :]
+    phases = zip(graphs, ("forward", "backward"), strict=False)
+    nodes = [one for graph, phase in phases for one in program.nodes(graph, phase, live)]
     baseline, retained, end = (live[position] for position in program.moments)
     return GraphProfile(tuple(nodes), baseline, retained, end)
 

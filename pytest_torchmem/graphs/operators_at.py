@@ -13,6 +13,7 @@ is compared each call has one workspace of these bytes, taken last, for all that
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from pytest_torchmem.graphs.fitting import Grid, Polynomial, Sizes
 from pytest_torchmem.operators.spec import OperatorSpec
-from pytest_torchmem.operators.workspace_of import CallWork, Geometry
+from pytest_torchmem.operators.workspace_of import Geometry
 from pytest_torchmem.profile.profile import MemoryProfile
 from pytest_torchmem.profile.timeline import (
     GRAPH_NODE,
@@ -117,7 +118,7 @@ class OperatorsAt:
             works = [call.work for call in calls]
             key = tuple(map(id, works))
             if key not in known:
-                known[key] = _Growing.of(grid, works, calls[-1].origin)
+                known[key] = _Growing(grid, works, calls[-1].origin)
             known[key].places.append(place)
         self._calls = list(known.values())
         self.check(grid.points[-1], traced[-1])
@@ -184,9 +185,8 @@ class OperatorsAt:
                 args, kwargs = replace_leaves(given, Polynomial, number)
                 token = GRAPH_NODE.set(str(place))
                 try:
-                    one.spec.overload(*args, **kwargs)
-                except Exception:
-                    pass  # it has no answer
+                    with suppress(Exception):  # it has no answer then
+                        one.spec.overload(*args, **kwargs)
                 finally:
                     GRAPH_NODE.reset(token)
 
@@ -209,14 +209,24 @@ def where(origin: Origin) -> str:
 class _Growing:
     """The call of an operator, with its arguments as polynomials of sizes."""
 
-    def __init__(self, spec: OperatorSpec, arguments: Any, origin: Origin, decides: bool) -> None:
-        self.spec, self.arguments, self._origin = spec, arguments, origin
-        self.decides = decides
+    def __init__(self, grid: Grid, works: Sequence[Any], origin: Origin) -> None:
+        self.spec: OperatorSpec = works[-1].spec
+        self.name = where(origin)
+        kernels = (self.spec.cpu, self.spec.cuda)
+        self.decides = (
+            self.spec.record.library_output is not None
+            or any(one.inner is not None for one in works)
+            or any(one.workspace is not None or one.meta is not None for one in kernels)
+        )
         """Whether its kernel decides how much it takes."""
-        self.agrees = arguments is not None
+        self.arguments: Any = None
+        """As they are at the points of the grid, which the works are of."""
+        with suppress(_Unlike):
+            self.arguments = _fitted([one.arguments for one in works], grid)
+        self.agrees = self.arguments is not None
         self._polynomials = [
             polynomial
-            for leaf in argument_leaves(arguments, (Polynomial, _Fitted))
+            for leaf in argument_leaves(self.arguments, (Polynomial, _Fitted))
             for polynomial in argument_leaves(
                 (leaf.shape, leaf.stride) if isinstance(leaf, _Fitted) else leaf, Polynomial
             )
@@ -225,25 +235,6 @@ class _Growing:
         """What it answered at the largest of the fitted sizes."""
         self.places: list[int] = []
         """The calls of the timeline that are this one."""
-
-    @classmethod
-    def of(cls, grid: Grid, works: Sequence[Any], origin: Origin) -> _Growing:
-        """Return the call whose works are these at the points of a grid."""
-        first: CallWork = works[-1]
-        spec = first.spec
-        decides = any(one.inner is not None for one in works)
-        decides = decides or spec.record.library_output is not None
-        for one in (spec.cpu, spec.cuda):
-            decides = decides or one.workspace is not None or one.meta is not None
-        try:
-            arguments = _fitted([one.arguments for one in works], grid)
-        except _Unlike:
-            arguments = None
-        return cls(spec, arguments, origin, decides)
-
-    @property
-    def name(self) -> str:
-        return where(self._origin)
 
     def not_at(self, sizes: Sizes) -> str | None:
         """Return why the operator has no arguments at some sizes, or None."""

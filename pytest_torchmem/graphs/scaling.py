@@ -125,8 +125,8 @@ class Scaling:
 
         ``figure`` is ``"peak"``, ``"forward_peak"``, ``"backward_peak"`` or ``"optimizer_peak"``.
         """
-        live = self._live(figure, self._far(tuple(self.sizes)))
-        return fitting.total(tuple(self.sizes), (self._bytes[self._of[index]] for index in live))
+        live = self._live(figure, tuple(self.sizes))
+        return fitting.total(tuple(self.sizes), (nbytes for _, nbytes in live))
 
     def by_module(self, figure: str = "peak") -> dict[str, fitting.Polynomial]:
         """Return the polynomial of a peak by module path, those that grow fastest first."""
@@ -143,18 +143,14 @@ class Scaling:
         """
         if size not in self.sizes:
             raise UsageError(f"{size!r} is none of the sizes: {', '.join(self.sizes)}")
-        live = self._live(figure, self._far((size,)))
-        return max((self._bytes[self._of[index]].degree(size) for index in live), default=0)
+        live = self._live(figure, (size,))
+        return max((nbytes.degree(size) for _, nbytes in live), default=0)
 
     def fastest(self, size: str, figure: str = "peak") -> list[Allocation]:
         """Return what makes a peak grow with the power ``degree(size)``, the largest first."""
         degree = self.degree(size, figure)
-        allocations = self._timeline.allocations
-        found = [
-            allocations[index]
-            for index in self._live(figure, self._far((size,)))
-            if self._bytes[self._of[index]].degree(size) == degree
-        ]
+        live = self._live(figure, (size,))
+        found = [one for one, nbytes in live if nbytes.degree(size) == degree]
         return sorted(found, key=lambda allocation: -allocation.nbytes)
 
     def table(self, figure: str = "peak") -> str:
@@ -179,9 +175,8 @@ class Scaling:
 
     def _by(self, figure: str, key: Any) -> dict[str, fitting.Polynomial]:
         groups: dict[str, list[fitting.Polynomial]] = {}
-        for index in self._live(figure, self._far(tuple(self.sizes))):
-            allocation = self._timeline.allocations[index]
-            groups.setdefault(key(allocation), []).append(self._bytes[self._of[index]])
+        for allocation, nbytes in self._live(figure, tuple(self.sizes)):
+            groups.setdefault(key(allocation), []).append(nbytes)
         sums = {name: fitting.total(tuple(self.sizes), members) for name, members in groups.items()}
         far = self._far(tuple(self.sizes))
         return dict(sorted(sums.items(), key=lambda item: (-item[1](far), item[0])))
@@ -191,13 +186,16 @@ class Scaling:
             name: values[-1] * (_FAR if name in names else 1) for name, values in self.sizes.items()
         }
 
-    def _live(self, figure: str, sizes: fitting.Sizes) -> list[int]:
-        """Return the places of the allocations that are alive at a peak."""
-        timeline = self._timeline_of(sizes)
+    def _live(
+        self, figure: str, names: Sequence[str]
+    ) -> list[tuple[Allocation, fitting.Polynomial]]:
+        """Return what is alive at a peak where the sizes of ``names`` are large, and its bytes."""
         if figure != "peak" and figure not in PEAK_FIELDS:
             raise UsageError(f"{figure!r}: expected 'peak' or one of {', '.join(PEAK_FIELDS)}")
+        timeline = self._timeline_of(self._far(names))
         _, position = timeline.peak(PEAK_FIELDS.get(figure))
-        return timeline.live_indices([position])[position]
+        allocations, live = self._timeline.allocations, timeline.live_indices([position])[position]
+        return [(allocations[place], self._bytes[self._of[place]]) for place in live]
 
     def _timeline_of(
         self, sizes: fitting.Sizes, known: Mapping[int, int] = MappingProxyType({})
@@ -413,13 +411,9 @@ def _power(found: Scaling, polynomial: fitting.Polynomial) -> fitting.Polynomial
 
 
 def _verify(found: Scaling, traces: _Traces, sizes: dict[str, int]) -> Verified:
-    figures = traces.at(sizes)[0].figures()
-    traced = {name: figures[name] for name in FIGURES if name in figures}
-    predicted = found.predict(**sizes)
+    traced, predicted = traces.at(sizes)[0].figures(), found.predict(**sizes)
     names = [name for name in traced if name in predicted]
-    return Verified(
-        sizes, {name: predicted[name] for name in names}, {name: traced[name] for name in names}
-    )
+    return Verified(sizes, *({name: one[name] for name in names} for one in (predicted, traced)))
 
 
 DIMENSIONS = {"batch": 0, "sequence": 1}
