@@ -3,8 +3,6 @@
 Each is a context in which the step runs as if it had been written so.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager

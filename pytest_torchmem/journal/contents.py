@@ -8,8 +8,6 @@ device, and once more with real values. What it writes down in objects that it d
 the next run, with tensors of a trace that is over.
 """
 
-from __future__ import annotations
-
 import operator
 import sys
 import types

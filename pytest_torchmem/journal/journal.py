@@ -12,8 +12,6 @@ some of what a trace replaces would stay replaced.
 What a traced program may change of the interpreter and of its thread is put back as well.
 """
 
-from __future__ import annotations
-
 import _signal  # type: ignore[import-not-found]
 import atexit
 import os
@@ -57,7 +55,7 @@ class _Process:
     lock = threading.Lock()
     switching = threading.RLock()
     """Held while something is switched on or off, for which a fork waits."""
-    open: Journal | None = None
+    open: "Journal | None" = None
     standing: tuple[Standing, int] | None = None
     """What is on between traces, and its thread."""
     tracer: threading.Thread | None = None

@@ -44,25 +44,22 @@ class Alike:
             yield Counter(map(number, self._events[done:position]))
             done = position
 
-    def grouped(self, key: AllocationKey) -> tuple[list[str], list[int]]:
-        """Return the names of groups, and that of each number, as a place among them."""
+    def grouped(
+        self, key: AllocationKey, positions: Sequence[int]
+    ) -> tuple[list[str], Iterator[list[int]]]:
+        """Return the names of groups, and the bytes alive in each of them at each position."""
         names: dict[str, int] = {}
-        groups = [0, *(names.setdefault(key(one), len(names)) for one in self.distinct)]
-        return list(names), groups
+        groups = [names.setdefault(key(one), len(names)) for one in self.distinct]
+        live = [0] * len(names)
 
-    def bytes_in_groups(
-        self, positions: Sequence[int], groups: Sequence[int], count: int
-    ) -> Iterator[list[int]]:
-        """Yield the bytes alive at each position, by the group of their number."""
-        sizes = [0, *(one.nbytes for one in self.distinct)]
-        live = [0] * count
-        for changes in self.changes(positions):
+        def alive(changes: Counter[int]) -> list[int]:
             for number, many in changes.items():
-                if number > 0:
-                    live[groups[number]] += many * sizes[number]
-                else:
-                    live[groups[-number]] -= many * sizes[-number]
-            yield list(live)
+                place = abs(number) - 1
+                nbytes = many * self.distinct[place].nbytes
+                live[groups[place]] += nbytes if number > 0 else -nbytes
+            return list(live)
+
+        return list(names), map(alive, self.changes(positions))
 
 
 def by_kind(found: Allocation) -> str:
@@ -85,8 +82,8 @@ class Stack:
 
 def stacked(alike: Alike, positions: Sequence[int], key: AllocationKey, most: int) -> Stack:
     """Return the bytes alive after so many events each, in at most ``most`` groups by ``key``."""
-    names, groups = alike.grouped(key)
-    columns = list(alike.bytes_in_groups(positions, groups, len(names)))
+    names, alive = alike.grouped(key, positions)
+    columns = list(alive)
     series = {name: [column[number] for column in columns] for number, name in enumerate(names)}
     by_size = sorted(names, key=lambda name: (-max(series[name], default=0), name))
     by_size = [name for name in by_size if any(series[name])]

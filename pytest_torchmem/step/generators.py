@@ -11,8 +11,6 @@ apart from the host's. It joins the host's again when both are at the same place
 ``torch.manual_seed`` puts them.
 """
 
-from __future__ import annotations
-
 import ctypes
 import itertools
 import random
@@ -20,7 +18,7 @@ import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import BuiltinMethodType, MethodType
 from typing import Any, ClassVar
 
@@ -280,15 +278,10 @@ def generator_on(device: torch.device | None) -> torch.Generator:
     return _apart_on(device) or current_generator()
 
 
-@contextmanager
-def drawing_on(device: torch.device | None) -> Iterator[None]:
+def drawing_on(device: torch.device | None) -> AbstractContextManager[None]:
     """Have what a GPU computes draw from that GPU's generator, where it is apart."""
     apart = _apart_on(device)
-    if apart is None:
-        yield
-    else:
-        with having(_Own, now=apart):
-            yield
+    return nullcontext() if apart is None else having(_Own, now=apart)
 
 
 def _index_of(generator: torch.Generator) -> int | None:

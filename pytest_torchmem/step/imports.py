@@ -9,8 +9,6 @@ alone.
 What it compiles is run eagerly, or followed from the first use of the compiler on.
 """
 
-from __future__ import annotations
-
 import _frozen_importlib
 import sys
 import threading

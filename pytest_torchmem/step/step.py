@@ -5,8 +5,6 @@ usually is: ``output`` and ``loss`` are alive until their step ends, and the opt
 before the first forward and outlives the last step.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -42,7 +40,7 @@ class Step:
     steps: int = 1
 
     @classmethod
-    def taken_from(cls, kwargs: Mapping[str, Any]) -> tuple[Step, dict[str, Any]]:
+    def taken_from(cls, kwargs: Mapping[str, Any]) -> tuple["Step", dict[str, Any]]:
         """Return the step that keyword arguments describe, and those that are the target's own."""
         names = {option.name for option in fields(cls)}
         options = {name: value for name, value in kwargs.items() if name in names}
@@ -294,15 +292,14 @@ def steps_seen(
 ) -> tuple[Any, Mapping[str, Any]]:
     """Return what calls ``begin`` and ``end`` around optimizers' steps, where ``is_here()``."""
 
-    def before(optimizer: Optimizer, *_: Any) -> None:
-        if is_here():
-            begin(optimizer)
+    def here(then: Callable[[Optimizer], object]) -> Callable[..., None]:
+        def hook(optimizer: Optimizer, *_: Any) -> None:
+            if is_here():
+                then(optimizer)
 
-    def after(optimizer: Optimizer, *_: Any) -> None:
-        if is_here():
-            end(optimizer)
+        return hook
 
-    return step_tables(before, after)
+    return step_tables(here(begin), here(end))
 
 
 def optimizer_steps(

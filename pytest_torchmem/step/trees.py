@@ -110,31 +110,21 @@ def modules_by_path(root: nn.Module, *, each_once: bool = True) -> list[tuple[st
     """
     found: list[tuple[str, nn.Module]] = []
     seen: set[int] = set()
-    around: list[int] = []
-    """The ids of the modules that the present one is in."""
-    prefixes: list[str] = []
-    """What their paths begin with."""
-    waiting: list[tuple[str, nn.Module]] = [("", root)]
+    waiting: list[tuple[str, nn.Module, tuple[int, ...]]] = [("", root, ())]
+    """Modules with their paths, and the ids of those that each is in."""
     while waiting:
-        path, module = one = waiting.pop()
-        if each_once:
-            if id(module) in seen:
-                continue
-            seen.add(id(module))
-        else:
-            while around and not path.startswith(prefixes[-1]):
-                around.pop()
-                prefixes.pop()
-            if id(module) in around:
-                continue
-            around.append(id(module))
-            prefixes.append(f"{path}." if path else "")
-        found.append(one)
+        path, module, around = waiting.pop()
+        if id(module) in (seen if each_once else around):
+            continue
+        seen.add(id(module))
+        found.append((path, module))
         children = _table(module, CHILDREN)
         if children:
-            prefix = f"{path}." if path else ""
+            prefix, within = f"{path}." if path else "", (*around, id(module))
             waiting += [
-                (prefix + name, child) for name, child in reversed(children) if child is not None
+                (prefix + name, child, within)
+                for name, child in reversed(children)
+                if child is not None
             ]
     return found
 

@@ -9,8 +9,6 @@ so that a list of millions of dictionaries is never in memory. What comes more t
 once, and fetched from the reader's memo after that.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import json
@@ -106,10 +104,9 @@ def _thread(number: int, name: str) -> str:
 
 def _counters(timeline: Timeline) -> Iterator[str]:
     """Yield all kinds together: viewers stack the values of one counter."""
-    positions, alike = samples(timeline, MOST_COUNTERS), Alike(timeline)
-    names, groups = alike.grouped(by_kind)
+    positions = samples(timeline, MOST_COUNTERS)
+    names, alive = Alike(timeline).grouped(by_kind, positions)
     unused = {kind.value: 0 for kind in Kind}
-    alive = alike.bytes_in_groups(positions, groups, len(names))
     for position, live in zip(positions, alive, strict=True):
         if position:
             args = unused | dict(zip(names, live, strict=True))

@@ -138,13 +138,12 @@ def read_timeline(plain: Any) -> Timeline:
     events = tuple(_integers(plain["events"]))
     _check(events, len(allocations))
     phases = tuple((position, Phase(phase)) for position, phase in plain["phases"])
-    positions = _integers([position for position, _ in phases])
-    if positions != sorted(positions) or not set(positions) <= set(range(len(events) + 1)):
-        raise ValueError("its phases are not in order")
-    calls = tuple(_integers(plain.get("module_calls", [])))
-    if sorted(calls) != list(calls) or not set(calls) <= set(range(len(events) + 1)):
-        raise ValueError("its calls of a module are not in order")
-    return Timeline(allocations, events, phases, calls)
+    begins = _integers([position for position, _ in phases])
+    calls = _integers(plain.get("module_calls", []))
+    for what, positions in (("phases", begins), ("calls of a module", calls)):
+        if positions != sorted(positions) or not {*positions} <= {*range(len(events) + 1)}:
+            raise ValueError(f"its {what} are not in order")
+    return Timeline(allocations, events, phases, tuple(calls))
 
 
 def _check(events: Sequence[int], made: int) -> None:

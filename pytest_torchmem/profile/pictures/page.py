@@ -3,8 +3,6 @@
 The chart is drawn by uPlot (https://github.com/leeoniya/uPlot, MIT), which is in the page.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """Pictures as SVG: the memory of a step, and a figure over the commits of its snapshot."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import NamedTuple
@@ -57,18 +55,6 @@ def picture(title: str, parts: Iterable[str]) -> str:
     return "\n".join((*head, *parts, "</svg>")) + "\n"
 
 
-def _grid(scale: _Scale, gap: int) -> Iterator[str]:
-    """Yield lines across a picture at quarters of the most bytes, named beside it."""
-    for part in range(5):
-        nbytes = scale.peak * part // 4
-        y = scale.y(nbytes)
-        yield f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
-        yield (
-            f'<text class="muted" x="{_LEFT - gap}" y="{y + 4:.1f}" text-anchor="end">'
-            f"{format_size(nbytes)}</text>"
-        )
-
-
 class _Scale:
     def __init__(self, events: int, peak: int, above: int = _TOP, below: int = _BOTTOM) -> None:
         self.events, self.peak = max(1, events), max(1, peak)
@@ -82,6 +68,18 @@ class _Scale:
 
     def point(self, position: int, nbytes: int) -> str:
         return f"{self.x(position):.1f},{self.y(nbytes):.1f}"
+
+
+def _grid(scale: _Scale, gap: int) -> Iterator[str]:
+    """Yield lines across a picture at quarters of the most bytes, named beside it."""
+    for part in range(5):
+        nbytes = scale.peak * part // 4
+        y = scale.y(nbytes)
+        yield f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
+        yield (
+            f'<text class="muted" x="{_LEFT - gap}" y="{y + 4:.1f}" text-anchor="end">'
+            f"{format_size(nbytes)}</text>"
+        )
 
 
 def _areas(scale: _Scale, positions: Sequence[int], stack: Stack) -> Iterator[str]:
