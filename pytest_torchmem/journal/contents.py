@@ -625,23 +625,14 @@ def mapped(function: Callable[[Any], Any], contents: Any) -> Any:
 
 def holds_tensor(one: Any, is_meant: Callable[[Tensor], bool], depth: int = _LEVELS) -> bool:
     """Return whether something is a tensor that is meant, or holds one, not too deep."""
-    kind, inside = type(one), []
-    if kind not in CONTAINERS:
-        if isinstance(one, Tensor):
-            return is_meant(one)
-        if depth == 0 or isinstance(one, _NOTHING_OF_INTEREST):
-            return False
-        own = getattr(one, "__dict__", None)
-        if type(own) is dict and is_of_program(kind):
-            inside = [*own.values()]
-        if container_of(kind) is None:
-            return any(holds_tensor(part, is_meant, depth - 1) for part in inside)
-    elif depth == 0:
+    if isinstance(one, Tensor):
+        return is_meant(one)
+    if depth == 0 or isinstance(one, _NOTHING_OF_INTEREST):
         return False
-    contents = contents_of(one)
-    if not inside and _hold_nothing(contents):
-        return False
-    inside += [*_parts(contents)]
+    kind, own = type(one), getattr(one, "__dict__", None)
+    inside = [*own.values()] if type(own) is dict and is_of_program(kind) else []
+    if container_of(kind) is not None and not _hold_nothing(contents := contents_of(one)):
+        inside += _parts(contents)
     return any(
         holds_tensor(part, is_meant, depth - 1) for part in inside if type(part) not in _EMPTY_KINDS
     )

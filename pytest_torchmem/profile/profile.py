@@ -381,13 +381,12 @@ class MemoryProfile(ComputedLater, Tabular):
         timeline, on_host = map(read_timeline, (plain["timeline"], plain["host_timeline"]))
         peaks = {name: Peaks(**found) for name, found in plain["allocator_peaks"].items()}
         values: dict[str, Any] = {name: plain[name] for name in _TEXTS + _FIGURES + _RANK}
-        found = figures_of(timeline)
-        found |= {HOST: host_peak_of(on_host)}
+        found = figures_of(timeline) | {HOST: host_peak_of(on_host)}
         if any(values[name] != found[name] for name in found) or (peaks and "peak" not in peaks):
             raise ValueError("its figures are not those of its timeline")
-        lists: dict[str, Any] = {name: tuple(plain[name]) for name in _LISTS}
+        values |= {name: tuple(plain[name]) for name in _LISTS}
         others = tuple(map(cls._of_plain, plain["others"]))
-        values |= lists | {"facts": read_facts(plain["facts"]), "others": others}
+        values |= {"facts": read_facts(plain["facts"]), "others": others}
         values |= {"timeline": timeline, "host_timeline": on_host}
         return cls(**values, replay=(lambda: MappingProxyType(peaks)) if peaks else None)
 

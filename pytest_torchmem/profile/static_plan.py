@@ -178,8 +178,9 @@ class StaticPlan(ComputedLater, Tabular):
 
     def plain(self) -> dict[str, Any]:
         """Return the plan as plain values, for JSON: its figures, and a line for each storage."""
+        own = ("alignment", "strategy", "arena", "arenas", "live_peak", "outside", "reserved_peak")
         return {
-            **{name: getattr(self, name) for name in _FIGURES},
+            **{name: getattr(self, name) for name in own},
             "storages": [
                 {
                     **dict(zip(Placed._fields[:4], one[:4], strict=True)),
@@ -193,12 +194,6 @@ class StaticPlan(ComputedLater, Tabular):
                 for one in self.storages
             ],
         }
-
-
-_FIGURES = (
-    *("alignment", "strategy", "arena", "arenas"),
-    *("live_peak", "outside", "reserved_peak"),
-)
 
 
 def plan_of(

@@ -11,13 +11,6 @@ from pytest_torchmem.profile.module_paths import fold
 from pytest_torchmem.profile.timeline import Allocation, Confidence
 from pytest_torchmem.units import format_size
 
-
-def describe(allocation: Allocation) -> str:
-    """Return what an allocation is in a few words: its label or module, and its geometry."""
-    name = allocation.label or allocation.origin.module
-    return " ".join(part for part in (name, allocation.tensor) if part)
-
-
 _ALIVE = "alive at the peak"
 _HOW_SURE = {
     Confidence.EXACT: "computed",
@@ -76,14 +69,14 @@ def allocation_rows(groups: Iterable[AllocationGroup]) -> list[tuple[str, ...]]:
 
 
 def describe_group(group: AllocationGroup) -> str:
-    """Return what the allocations of a group are, and how many if there are several."""
-    if group.number == 1:
-        return describe(group.first)
-    of = group.first
-    folded = of._replace(
-        label=fold(of.label)[0], origin=of.origin._replace(module=fold(of.origin.module)[0])
-    )
-    return f"{group.number} × {describe(folded)}"
+    """Return what the allocations of a group are in a few words, and how many if several: their
+    label or module, and their geometry.
+    """
+    one = group.first
+    name, many = one.label or one.origin.module, ""
+    if group.number > 1:
+        name, many = fold(name)[0], f"{group.number} × "
+    return many + " ".join(part for part in (name, one.tensor) if part)
 
 
 def allocations_table(groups: Iterable[AllocationGroup], heading: str = _ALIVE) -> str:
