@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
@@ -174,7 +174,7 @@ class _Observer(FunctionMode):
     def __init__(self, found: Observed) -> None:
         super().__init__()
         self._found = found
-        self._attribution = Attribution()
+        self._line = Attribution().user_line
         self._linears = 0
         self._logits = WeakIdKeyDictionary()
         """The number of the linear layer, by what it returned and what that became."""
@@ -214,9 +214,6 @@ class _Observer(FunctionMode):
                 about = str(first.dtype).removeprefix("torch."), nbytes + result.nbytes
                 self._found.widened[self._line()] = about
         return result
-
-    def _line(self) -> str:
-        return self._attribution.user_line()
 
     def _note_in_place(self, func: Any, first: Any, kwargs: dict[str, Any]) -> None:
         if not isinstance(first, Tensor) or kwargs.get("inplace"):
@@ -357,18 +354,16 @@ class OverwritingMode(FunctionMode):
         self._attribution = Attribution()
 
     def called(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        if getattr(func, "__name__", "") == self._name and (
-            func in WITH_INPLACE or func in IN_PLACE
+        if (
+            getattr(func, "__name__", "") == self._name
+            and (func in WITH_INPLACE or func in IN_PLACE)
+            and isinstance(args[0] if args else None, Tensor)
+            and not kwargs.get("inplace")
+            and self._attribution.user_line() in self._lines
         ):
-            first = args[0] if args else None
-            if (
-                isinstance(first, Tensor)
-                and not kwargs.get("inplace")
-                and self._attribution.user_line() in self._lines
-            ):
-                if func in IN_PLACE:
-                    return IN_PLACE[func](*args, **kwargs)
-                kwargs = {**kwargs, "inplace": True}
+            if func in IN_PLACE:
+                return IN_PLACE[func](*args, **kwargs)
+            kwargs = {**kwargs, "inplace": True}
         return func(*args, **kwargs)
 
 
@@ -389,11 +384,10 @@ class NarrowMode(FunctionMode):
             and first.is_floating_point()
             and self._attribution.user_line() == self._line
         ):
-            if not converts:
-                wide = kwargs["dtype"].itemsize > first.dtype.itemsize
-                return func(*args, **{**kwargs, "dtype": first.dtype if wide else kwargs["dtype"]})
-            if _asks_for_wider(func, args, kwargs, first):
+            if converts and _asks_for_wider(func, args, kwargs, first):
                 return first
+            if not converts and kwargs["dtype"].itemsize > first.dtype.itemsize:
+                kwargs = {**kwargs, "dtype": first.dtype}
         return func(*args, **kwargs)
 
 
@@ -415,8 +409,7 @@ HAS_FUSED = hasattr(F, "linear_cross_entropy")
 """Since torch 2.13."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Layer:
+class _Layer(NamedTuple):
     """A linear layer that is not computed until the loss."""
 
     hidden: Tensor

@@ -30,7 +30,6 @@ _ROOT = re.compile(r"^.*(?:\]|\bcell_contents)\.?")
 _CALLS = ("call_function", "call_method", "call_module")
 _NUMBERS = count(1 << 32)
 """Of checkpoints; those that Dynamo writes down itself have numbers from 0 on."""
-_OF_LOSS = ("input", "target")
 _PASSING_METHODS = frozenset(one.__name__ for one in PASSING)
 
 
@@ -147,7 +146,7 @@ def _linear_before(loss: fx.Node) -> fx.Node | None:
 def _without_logits(graph: fx.Graph, loss: fx.Node, linear: fx.Node) -> None:
     """Compute a loss of what its linear layer is given; who else reads the logits gets a number."""
     hidden, *layer = linear.args
-    options = dict(zip(_OF_LOSS, loss.args, strict=False)) | loss.kwargs
+    options = dict(zip(("input", "target"), loss.args, strict=False)) | loss.kwargs
     logits, target = options.pop("input"), options.pop("target")
     number = _example(logits).shape[0]
     with graph.inserting_before(loss):

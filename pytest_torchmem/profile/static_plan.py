@@ -88,11 +88,8 @@ class _Lives:
 
     def largest(self, most: int) -> list[Lifetime]:
         numbers, sizes = self.numbers, self.sizes
-        if len(numbers) > most:
-            limit = nlargest(most, sizes)[-1]
-            found = map(self.of, (number for number in numbers if sizes[number] >= limit))
-        else:
-            found = map(self.of, numbers)
+        limit = nlargest(most, sizes)[-1] if len(numbers) > most else 0
+        found = map(self.of, (number for number in numbers if sizes[number] >= limit))
         return nsmallest(most, found, lambda one: (-one.nbytes, one.start - one.stop, one.start))
 
 
@@ -235,10 +232,8 @@ def _lives(timeline: Timeline, alignment: int, outputs: bool) -> _Lives:
             stops[-event] = place
         else:
             starts[event] = place
-    outside, numbers = 0, array("q")
-    for event in events[:begin]:
-        if event > 0:
-            outside += bytes_of[event]
+    outside = sum(bytes_of[event] for event in events[:begin] if event > 0)
+    numbers = array("q")
     for event in islice(events, begin, None):
         if event > 0:
             nbytes = bytes_of[event]
