@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any
+from warnings import warn
 
 from pytest_torchmem.printable import printable, printable_lines
 
@@ -54,6 +55,12 @@ class NoCudaError(UsageError, RuntimeError, AssertionError):
     It is what torch raises where it has no GPU: a ``RuntimeError``, and an ``AssertionError`` in a
     build without CUDA (``_lazy_init`` of torch/cuda/__init__.py).
     """
+
+
+def warn_of_defect(what: str, error: Exception) -> None:
+    """Warn that something which would explain a failure could not be looked for."""
+    said = f"{what} could not be looked for: {type(error).__name__}: {error}"
+    warn(f"torchmem: {said}. This is a defect of pytest-torchmem", RuntimeWarning, stacklevel=3)
 
 
 def meant(name: str, known: Iterable[str], cutoff: float = 0.7) -> str:

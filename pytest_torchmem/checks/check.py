@@ -39,7 +39,7 @@ from pytest_torchmem.checks.result import (
     limits_of,
     overruns,
 )
-from pytest_torchmem.errors import SnapshotError, UsageError
+from pytest_torchmem.errors import SnapshotError, UsageError, warn_of_defect
 from pytest_torchmem.figures import END, HOST, PEAK, RESERVED
 from pytest_torchmem.profile.facts import Topic
 from pytest_torchmem.profile.timeline import Lifetimes, Role
@@ -83,12 +83,19 @@ class Context:
 
 
 def stored_for(request: Request, context: Context) -> StoredSnapshot | None:
-    """Return the module's snapshot file before anything is traced, ``None`` for a check without."""
-    if not request.uses_snapshot:
+    """Return the module's snapshot file before anything is traced, ``None`` for a check without:
+    a budget needs none that cannot be read.
+    """
+    if not request.is_stored:
         return None
-    stored = context.stored(snapshot_path(request.test.module))
-    if stored.conflicted and "changed" not in request.test.accepts:
-        raise UsageError(stored.conflict_message)
+    try:
+        stored = context.stored(snapshot_path(request.test.module))
+        if stored.conflicted and "changed" not in request.test.accepts:
+            raise UsageError(stored.conflict_message)
+    except (SnapshotError, UsageError):
+        if request.uses_snapshot:
+            raise
+        return None
     return stored
 
 
@@ -109,14 +116,10 @@ class Judge:
     def alive(self) -> Alive:
         return alive_of(self.profile)
 
-    @cached_property
-    def code(self) -> Code:
-        return self.check.code()
-
     def texts(self) -> dict[str, str]:
         from pytest_torchmem.tracing.code import texts_of
 
-        return texts_of(self.code)
+        return texts_of(self.check.code())
 
     def judge(self) -> CheckResult:
         profile, gpu, calibration = self.profile, self.check.key.gpu, self.calibration
@@ -128,14 +131,15 @@ class Judge:
             return CheckResult(self.check.key, found, trace, calibration=calibration)
         snapshot = self._snapshot(trace)
         measurement = self.run.measurement if self.run is not None else None
-        if measurement is not None and snapshot is not None:
+        if measurement is not None and snapshot is not None and request.uses_snapshot:
             levels = self._levels(snapshot.before)
             comparison = measurement.compared(snapshot.entry, snapshot.before, levels)
             measurement = replace(measurement, comparison=comparison)
         rules, path = context.settings.budget, request.test.relative(request.test.module)
         limits = limits_of(request.budget, gpu, profile.figures(), rules, path)
-        findings = [*self._against_limits(limits), *self._against_bounds()]
-        findings += self._against_steps()
+        before = snapshot.before if snapshot is not None else None
+        findings = [*self._against_limits(limits, before), *self._against_bounds()]
+        findings += self._against_steps(before)
         findings += self._against_snapshot(snapshot) if snapshot is not None else []
         if measurement is not None and self.run is not None:
             findings += self._against_measurement(self.run, measurement, findings)
@@ -152,22 +156,22 @@ class Judge:
         )
 
     def _snapshot(self, trace: TraceResult) -> SnapshotResult | None:
-        if self.stored is None:
+        profile, key, judges = self.profile, self.check.key, self.check.request.uses_snapshot
+        is_of_any_host = profile.host in (None, "reference")
+        if self.stored is None or not (is_of_any_host or judges):
             return None
-        profile, key = self.profile, self.check.key
-        if profile.host not in (None, "reference"):
+        if not is_of_any_host:
             raise UsageError(
                 f"host={profile.host!r} models this machine, and a snapshot must pass on others. "
                 "Leave host= out, or set a limit with the marker memory_budget"
             )
-        if self.check.context.settings.split_by_torch:
-            key = replace(key, torch_series=".".join(trace.torch.split(".")[:2]))
+        key = self.check.stored_key(trace.torch)
         measured = self.run.entry if self.run is not None else {}
         now = entry_of(key, profile, lambda: self.alive, measured, self.texts)
         before = self.stored.entries.get(now.key)
         file = self.check.request.test.relative(self.stored.path)
-        if before is None:
-            return SnapshotResult(file, now)
+        if before is None or not judges:
+            return SnapshotResult(file, now, before=before)
         comparison = compare(before, now, self._levels(before))
         changed = self.check.request.test.on_comparison(
             before=before, now=now, comparison=comparison
@@ -191,20 +195,23 @@ class Judge:
         seen = self.watched(self.profile, found)
         if seen is not None:
             found = diagnose(before, now, moment, self.alive, self.profile, seen)
-        return _with_code(found, seen, self.code, before.facts.get(Topic.CODE, {}))
+        return self.check.with_code(found, seen, before)
 
     def _against_snapshot(self, snapshot: SnapshotResult) -> list[Finding]:
         before, now, comparison = snapshot.before, snapshot.entry, snapshot.comparison
         assert self.stored is not None
-        if before is None or comparison is None:
+        if before is None:
             if now.key in self.stored.contested:
                 return [Finding(outcome=Outcome.UPDATED, fails=False)]
             if "new" in self.check.request.test.accepts:
                 return [Finding(outcome=Outcome.NEW, fails=False)]
-            return [self._missing(self.stored, snapshot)]
+            judges = self.check.request.uses_snapshot
+            return [self._missing(self.stored, snapshot)] if judges else []
         if self._accepts(before, now):
             above = self._above_cap(snapshot)
             return [above or Finding(outcome=Outcome.UPDATED, fails=False)]
+        if comparison is None:
+            return []
         if comparison.grew:
             why = snapshot.diagnosis
             return [Changed(outcome=Outcome.GREW, comparison=comparison, diagnosis=why)]
@@ -248,12 +255,16 @@ class Judge:
         renamed = found[0][0] if found else None
         return Missing(file=snapshot.file, renamed=renamed, moved_from=moved_from)
 
-    def _against_limits(self, limits: list[Limit]) -> list[Finding]:
+    def _against_limits(self, limits: list[Limit], before: Entry | None) -> list[Finding]:
         over = overruns(limits, self.profile.figures())
         first = next((one.limit for one in over if one.value is not None), None)
         if first is not None:
-            key, limit, code = self.check.key, (first.figure, first.nbytes), self.check.with_code
-            return [_over_budget(over, contents(key, self.profile, *limit, self.watched, code))]
+            now, code = (
+                entry_of(self.check.key, self.profile, lambda: self.alive),
+                self.check.with_code,
+            )
+            held = contents(now, self.profile, first, before, self.watched, code)
+            return [_over_budget(over, held)]
         if over:
             return [_over_budget(over)]
         measured = self.run.measurement if self.run is not None else None
@@ -262,12 +273,12 @@ class Judge:
             over = overruns(limits, measured.figures)
         return [_over_budget(over, measured_on=self.check.key.gpu)] if over else []
 
-    def _against_steps(self) -> list[Finding]:
+    def _against_steps(self, before: Entry | None) -> list[Finding]:
         """Return by how much memory grows from step to step, where that may not be."""
         allowed = self.check.request.growth
         if allowed is None:
             return []
-        from pytest_torchmem.diagnosis.diagnose import FEWEST, step_growth
+        from pytest_torchmem.diagnosis.diagnose import FEWEST, Diagnosis, step_growth
 
         found = own = step_growth(self.profile.timeline)
         if self.profile.host_peak is not None:
@@ -277,8 +288,12 @@ class Judge:
         if found.most <= allowed.allowance(self.profile.baseline):
             return []
         on_host = found is not own
-        holder = self.check.holder(self.profile, found, on_host=on_host)
-        return [Leaks(growth=found, allowed=str(allowed), holder=holder, on_host=on_host)]
+        holder, why = self.check.holder(self.profile, found, on_host=on_host), None
+        if found.difference is not None:
+            why = self.check.with_code(Diagnosis(found.difference), None, before)
+        return [
+            Leaks(growth=found, allowed=str(allowed), diagnosis=why, holder=holder, on_host=on_host)
+        ]
 
     def _against_bounds(self) -> list[Finding]:
         scaling = self.scaling
@@ -371,7 +386,8 @@ class DeviceCheck:
             kind: type[OutOfMemoryError] | tuple[()] = getattr(module, "OutOfMemoryError", ())
             if not isinstance(error, kind):
                 raise
-            found = DoesNotFit(error=error, contents=self._without_limit(must_fit_on, error.gpu))
+            held = self._without_limit(must_fit_on, error.gpu, stored)
+            found = DoesNotFit(error=error, contents=held)
             return CheckResult(self.key, (found,)), None
         request.test.on_profile(name=request.name, profile=profile)
         judge = Judge(
@@ -430,9 +446,31 @@ class DeviceCheck:
             return code_of((*self.request.test.functions, self.target.trace))
         return {}
 
-    def with_code(self, found: Diagnosis, seen: Watched | None) -> Diagnosis:
-        """Return a diagnosis without a snapshot with the code that is otherwise in git."""
-        return _with_code(found, seen, self.code())
+    def stored_key(self, torch: str) -> Key:
+        """Return what snapshots know this check by, with a version of torch."""
+        if not self.context.settings.split_by_torch:
+            return self.key
+        return replace(self.key, torch_series=".".join(torch.split(".")[:2]))
+
+    def with_code(
+        self, found: Diagnosis, seen: Watched | None, before: Entry | None = None
+    ) -> Diagnosis:
+        """Return a diagnosis with the code that changed since a snapshot, or else by git."""
+        from pytest_torchmem.snapshots.files import committed_text, former_texts
+        from pytest_torchmem.tracing.changed_code import Growth, changed_code
+        from pytest_torchmem.tracing.code import last_committed
+
+        paths = seen.callers.get(found.place, ()) if seen is not None else ()
+        near = [found.place[1], *found.lines, *chain(*paths), *(one for _, one in found.places)]
+        near = [*dict.fromkeys((*near, *chain(*found.leads.values())))]
+        growth = Growth(near, found.words, found.code, found.renamed)
+        try:
+            now, then = self.code(), before.facts.get(Topic.CODE, {}) if before else None
+            then = last_committed(now, committed_text) if then is None else then
+            return replace(found, changed=tuple(changed_code(then, now, growth, former_texts)))
+        except Exception as error:  # of texts that are odd; a failure needs no code
+            warn_of_defect("the code that changed", error)
+        return found
 
     def holder(self, profile: MemoryProfile, found: StepGrowth, *, on_host: bool) -> str:
         """Trace again and return what refers to a step's largest tensor, "" if unknown."""
@@ -479,13 +517,17 @@ class DeviceCheck:
             return None
         return watch
 
-    def _without_limit(self, on: str | None, gpu: Gpu) -> PeakContents | None:
+    def _without_limit(
+        self, on: str | None, gpu: Gpu, stored: StoredSnapshot | None
+    ) -> PeakContents | None:
         """Trace what did not fit as if it did; ``None`` where that goes wrong as well."""
         try:
             profile = self.target.trace(self.key.device, on, self.world, memory="unlimited")
             room = gpu.memory - gpu.context
-            figure = PEAK if profile.peak > room else RESERVED
-            return contents(self.key, profile, figure, room, self.watched, self.with_code)
+            limit = Limit(PEAK if profile.peak > room else RESERVED, room, "")
+            now = entry_of(self.stored_key(profile.torch_version), profile)
+            before = stored.entries.get(now.key) if stored is not None else None
+            return contents(now, profile, limit, before, self.watched, self.with_code)
         except Exception:  # that it does not fit is what counts
             return None
 
@@ -535,24 +577,6 @@ class DeviceCheck:
         return replace(
             found, figures=figures, asked=asked, file=test.relative(calibration_path(test.module))
         )
-
-
-def _with_code(
-    found: Diagnosis, seen: Watched | None, now: Code, before: Mapping[str, str] | None = None
-) -> Diagnosis:
-    """Return a diagnosis with the code that changed, by default since it was committed."""
-    from pytest_torchmem.snapshots.files import committed_text, former_texts
-    from pytest_torchmem.tracing.changed_code import Growth, changed_code
-    from pytest_torchmem.tracing.code import last_committed
-
-    paths = seen.callers.get(found.place, ()) if seen is not None else ()
-    near = [found.place[1], *found.lines, *chain(*paths), *(one for _, one in found.places)]
-    near = [*dict.fromkeys((*near, *chain(*found.leads.values())))]
-    growth = Growth(near, found.words, found.code, found.renamed)
-    with suppress(Exception):  # of texts that are odd; a failure needs no code
-        then = last_committed(now, committed_text) if before is None else before
-        return replace(found, changed=tuple(changed_code(then, now, growth, former_texts)))
-    return found
 
 
 def _within_program(lines: tuple[str, ...], test: str) -> tuple[str, ...]:

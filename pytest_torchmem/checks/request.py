@@ -284,11 +284,14 @@ class Request:
     tolerances: tuple[Level, ...]
     """Closest first, without that of the snapshot's entry."""
     uses_snapshot: bool
+    """Whether a snapshot judges it; a budget's only explains, where an update stored one."""
     measure: str
     worlds: Worlds = (None,)
     """The processes of a distributed step that are traced, one after the other."""
     growth: Tolerance | None = None
     bounds: tuple[Bound, ...] = ()
+    is_stored: bool = True
+    """Whether an update stores what it allocates: its test has an id that is found again."""
 
 
 def make_request(

@@ -18,9 +18,9 @@ from pytest_torchmem.printable import counted
 from pytest_torchmem.profile.facts import IN_MODE, Calls, Topic
 from pytest_torchmem.profile.timeline import Role
 from pytest_torchmem.snapshots.alive import alive_of
-from pytest_torchmem.snapshots.compare import Change, Comparison, entry_of
+from pytest_torchmem.snapshots.compare import Change, Comparison, compare
 from pytest_torchmem.snapshots.format import Entry, Key
-from pytest_torchmem.snapshots.tolerance import Level, for_path
+from pytest_torchmem.snapshots.tolerance import BUILT_IN, Level, for_path
 from pytest_torchmem.targets.gpus import find_gpu
 from pytest_torchmem.units import format_size
 
@@ -65,7 +65,9 @@ class PeakContents:
     excess: int
     """The bytes that would have to go."""
     diagnosis: Diagnosis
-    """What is alive, as if all of it had come, and what leads to the largest that can go."""
+    """What came since the snapshot, if that kept to the limit; else what is alive, as if all of it
+    had come, and what leads to the largest that can go.
+    """
     holder: str
     """What refers to that, "" if unknown."""
     called: str
@@ -73,31 +75,48 @@ class PeakContents:
     otherwise.
     """
     less: Less | None = None
+    since: Comparison | None = None
+    """How that is to the snapshot which kept to the limit."""
 
 
 Watching = Callable[["MemoryProfile", "Diagnosis"], "Watched | None"]
-WithCode = Callable[["Diagnosis", "Watched | None"], "Diagnosis"]
+WithCode = Callable[["Diagnosis", "Watched | None", "Entry | None"], "Diagnosis"]
 
 
 def contents(
-    key: Key, profile: MemoryProfile, figure: str, most: int, watched: Watching, with_code: WithCode
+    now: Entry,
+    profile: MemoryProfile,
+    limit: Limit,
+    before: Entry | None,
+    watched: Watching,
+    with_code: WithCode,
 ) -> PeakContents | None:
-    """Return what is alive at a figure's moment, ``None`` where unknown; ``most`` is the limit,
+    """Return what is alive at the moment of a limit's figure, ``None`` where unknown: what came
+    since an entry that kept to it, if there is one.
+
     ``watched`` traces again, and ``with_code`` adds the code that changed.
     """
-    figures, alive = profile.figures(), alive_of(profile)
+    figures, alive, figure = profile.figures(), alive_of(profile), limit.figure
     same = (one for one in alive.moments if figures[one] == figures[PEAK])
     moment = figure if figure in alive.moments else next(same, None)
     if moment is None:
         return None
     from pytest_torchmem.diagnosis.causes import GRAPH
-    from pytest_torchmem.diagnosis.diagnose import all_of
+    from pytest_torchmem.diagnosis.diagnose import all_of, diagnose
 
-    now = entry_of(key, profile, lambda: alive)
-    found, holder = all_of(now, alive, moment, profile), ""
+    if before is not None and overruns([limit], before.figures):
+        before = None
+
+    def find(seen: Watched | None = None) -> Diagnosis:
+        if before is None:
+            return all_of(now, alive, moment, profile, seen)
+        grew = before.figures.get(moment, figures[moment]) < figures[moment]
+        return diagnose(before, now, moment if grew else figure, alive, profile, seen)
+
+    found, holder = find(), ""
     if (seen := watched(profile, found)) is not None:
-        found = all_of(now, alive, moment, profile, seen)
-    found = with_code(found, seen)
+        found = find(seen)
+    found = with_code(found, seen, before)
     row = found.leading_row  # which may be one of code that changed
     if seen is not None and row is not None:
         holder = seen.holders.get(row.what, "")
@@ -105,10 +124,13 @@ def contents(
             _, within, container = holder.partition(" in the ")
             holder = f"the {container}" if within else ""
     nbytes = figures.get(figure, figures[PEAK])
-    less = _less(profile, figure, nbytes - most)
+    less, since = _less(profile, figure, nbytes - limit.nbytes), None
+    if before is not None:
+        since = compare(before, now, [BUILT_IN])
     is_graph = holder.startswith(GRAPH) or (row is not None and row.what.role == Role.SAVED)
     called = _called(now, is_graph=is_graph)
-    return PeakContents(figure, nbytes, nbytes - most, found, holder, called, less)
+    excess = nbytes - limit.nbytes
+    return PeakContents(figure, nbytes, excess, found, holder, called, less, since)
 
 
 def _called(now: Entry, *, is_graph: bool) -> str:
@@ -285,6 +307,8 @@ class Leaks(Finding):
     outcome: Outcome = Outcome.OVER_BUDGET
     growth: StepGrowth
     allowed: str
+    diagnosis: Diagnosis | None = None
+    """What stays after the step that grew most, and the code that changed."""
     holder: str = ""
     """What refers to the largest tensor that a step left alive, as far as that can be told."""
     on_host: bool = False

@@ -9,10 +9,10 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
-from warnings import warn
 
 from pytest_torchmem.diagnosis.difference import MomentDifference, Row, moved_lines
 from pytest_torchmem.diagnosis.provenance import NOTHING_RAN, Provenance
+from pytest_torchmem.errors import warn_of_defect
 from pytest_torchmem.printable import listed
 from pytest_torchmem.profile.facts import Counts, FactChange, Topic, changed_facts, lacking
 from pytest_torchmem.profile.module_paths import EveryNumber, fold, unfold
@@ -599,8 +599,7 @@ def _found(rule: Rule, evidence: Evidence) -> Cause | None:
     try:
         return rule.find(evidence)
     except Exception as error:
-        said = f"the cause {rule.name!r} could not be looked for: {type(error).__name__}: {error}"
-        warn(f"torchmem: {said}. This is a defect of pytest-torchmem", RuntimeWarning, stacklevel=2)
+        warn_of_defect(f"the cause {rule.name!r}", error)
         return None
 
 

@@ -157,7 +157,7 @@ class Checker:
             request = self._on_cuda_alone(request, on_cuda)
         worlds = self.standing.traced_now(self.item, request.worlds)
         self.standing.refuse_other_worlds(self.item, worlds)
-        self._refuse_ambiguous(request)
+        request = self._stored_under_a_name(request)
         profiles: dict[str, MemoryProfile] = {}
         traced: list[MemoryProfile | None] = []
         results: list[CheckResult] = []
@@ -398,7 +398,10 @@ class Checker:
             on_comparison=partial(item.ihook.pytest_torchmem_compare, item=item),
         )
 
-    def _refuse_ambiguous(self, request: Request) -> None:
+    def _stored_under_a_name(self, request: Request) -> Request:
+        """Return a request that is stored if a later run finds it by the test's id and its name;
+        raises ``UsageError`` for a snapshot that none would.
+        """
         name, now = request.name, {self.standing.run_as(self.item)}
         if not now.isdisjoint(self._names.get(name, ())):
             again = f"with the name {name!r}" if name else "without a name"
@@ -409,14 +412,16 @@ class Checker:
             )
         self._names.setdefault(name, set()).update(now)
         test = test_id(self.item)
+        is_ambiguous = test in self._collection.ambiguous(self.item)
+        has_address = _ADDRESS.search(test) is not None
         if not request.uses_snapshot:
-            return
-        if test in self._collection.ambiguous(self.item):
+            return replace(request, is_stored=not (is_ambiguous or has_address))
+        if is_ambiguous:
             raise UsageError(
                 f"two tests of this module have the id {test}, so a snapshot cannot tell them "
                 "apart. Give their parameters ids: pytest.param(..., id=...)"
             )
-        if _ADDRESS.search(test):
+        if has_address:
             self.item.warn(
                 pytest.PytestWarning(
                     f"torchmem: the id {test} contains the address of an object, which changes "
@@ -424,6 +429,7 @@ class Checker:
                     "parameter an id: pytest.param(..., id=...)"
                 )
             )
+        return request
 
     def _location(self) -> tuple[str, int]:
         """Return the innermost line of the test's own file that is running, else its first."""

@@ -176,7 +176,9 @@ def _text(told: Sequence[Told], advice: Iterable[str], most: int, *, verbose: bo
     left = max(left - _lines(figures, gap), _ONE_ROW - 1)
     # Without a snapshot the code says more than what is alive, most of which was there before.
     alive = filter(None, [rows.text(lines=left)])
-    middle = [*alive, *sections] if figures else [*sections, *alive]
+    middle = (
+        [*alive, *sections] if figures or any(one.cause for one in told) else [*sections, *alive]
+    )
     return _shown([*heads, *middle, *figures, *advice], gap)
 
 
@@ -293,15 +295,32 @@ def _changed(found: Changed, result: CheckResult) -> Told:
 
 def _grew(found: Changed, result: CheckResult) -> Told:
     """Return the message of a growth: the number and the cause, the place, what changed."""
+    worst = found.comparison.having(Verdict.GREW)
+    change = growth.leading_change(worst, found.diagnosis)
+    assert change is not None
+    told = _explained(
+        result,
+        found.diagnosis,
+        found.comparison,
+        (format_change(change.before, change.now), label(change.figure)),
+        f"{growth.signed((change.now or 0) - (change.before or 0))} {label(change.figure)}",
+    )
+    changes = [one for one in found.comparison.told if one in worst]
+    return replace(told, changes=changes, all_changes=found.comparison.told)
+
+
+def _explained(
+    result: CheckResult,
+    known: Diagnosis | None,
+    comparison: Comparison,
+    number: tuple[str, str],
+    shorter: str,
+) -> Told:
+    """Return a message that begins with a number and its figure in words, and says why."""
     from pytest_torchmem.diagnosis.diagnose import Diagnosis
     from pytest_torchmem.diagnosis.difference import MomentDifference
 
-    comparison = found.comparison
-    diagnosis = found.diagnosis or Diagnosis(MomentDifference("", 0, 0))
-    worst = comparison.having(Verdict.GREW)
-    change = growth.leading_change(worst, found.diagnosis)
-    assert change is not None
-    size, figure = format_change(change.before, change.now), label(change.figure)
+    diagnosis = known or Diagnosis(MomentDifference("", 0, 0))
     why, place = growth.why(diagnosis), growth.place(diagnosis)
     beside = growth.told(diagnosis)[1:]
     code = next((one for one in beside if one.why == growth.CODE), None)
@@ -309,25 +328,22 @@ def _grew(found: Changed, result: CheckResult) -> Told:
     if code is not None:
         texts = (growth.code_of(diagnosis, most) for most in _LINES_OF_CODE)
         codes = [code._replace(where=one) for one in texts]
-    what = f"{size} {figure}, {where_of(result.key)}"
+    what = f"{layout.joined(*number, separator=' ')}, {where_of(result.key)}"
     headline = layout.wrapped(layout.joined(what, why, separator=": "), first=True)
     others = _not_run(comparison.having(Verdict.NOT_RUN))
     others += _circumstances(comparison, result.trace, diagnosis)
     line = growth.line_of(diagnosis)
-    grown = growth.signed((change.now or 0) - (change.before or 0))
     return Told(
         headline,
         [*map(layout.wrapped, others)],
         growth.section(diagnosis),
-        [one for one in comparison.told if one in worst],
-        comparison.told,
-        (why, place),
-        (diagnosis.causes[0].rule, *(sorted(diagnosis.changed) or diagnosis.place))
+        cause=(why, place),
+        reason=(diagnosis.causes[0].rule, *(sorted(diagnosis.changed) or diagnosis.place))
         if diagnosis.causes
         else why or place,
-        size,
-        figure,
-        layout.joined(f"{grown} {figure}", layout.joined(why, line), separator=": "),
+        size=number[0],
+        figure=number[1],
+        short=layout.joined(shorter, layout.joined(why, line), separator=": "),
         more=[
             *filter(None, [layout.wrapped(place)]),
             *(growth.also(one) for one in beside if one is not code),
@@ -372,7 +388,7 @@ def _does_not_fit(found: DoesNotFit, result: CheckResult) -> Told:
     gpu = error.gpu
     first = f"does not fit on {gpu.name} ({format_size(gpu.memory)}): {error.request}"
     if contents is not None:
-        return Told(first, _origins(contents), _alive(contents))
+        return _too_much(first, contents, result)
     alive = [f"Largest allocations at that point\n{layout.allocation_table(error.live)}"]
     return Told(first, alive if error.live else ["No memory was allocated at that point"])
 
@@ -485,7 +501,15 @@ def _over_budget(found: OverBudget, result: CheckResult) -> Told:
     number_first = found.overruns[0].value is not None
     if contents is None:
         return Told(first, number_first=number_first)
-    return Told(first, _origins(contents), _alive(contents), number_first=number_first)
+    return replace(_too_much(first, contents, result), number_first=number_first)
+
+
+def _too_much(first: str, contents: PeakContents, result: CheckResult) -> Told:
+    """Return what a peak over a limit has: what came since the snapshot, if that kept to it."""
+    if contents.since is None:
+        return Told(first, _origins(contents), _alive(contents))
+    told = _explained(result, contents.diagnosis, contents.since, (first, ""), first)
+    return replace(told, sections=[*told.sections, *_less(contents)])
 
 
 def _overrun(overrun: Overrun) -> str:
@@ -547,7 +571,8 @@ def _leaks(found: Leaks, result: CheckResult) -> Told:
             "another call of the same module. Loop in the test, or let the check repeat a function "
             "with torchmem.check(fn, steps=4)"
         )
-    diagnosis = Diagnosis(steps.difference)
+    diagnosis = found.diagnosis or Diagnosis(steps.difference)
+    code = growth.code_of(diagnosis, _LINES_OF_CODE[0])
     of_host = " of host memory" if found.on_host else ""
     place, number = growth.place(diagnosis), f"{growth.signed(steps.most)}{of_host}"
     why = f"{found.holder} holds it, " if found.holder else ""
@@ -557,6 +582,7 @@ def _leaks(found: Leaks, result: CheckResult) -> Told:
     return Told(
         layout.wrapped(headline, first=True),
         more=[layout.wrapped(place)],
+        code=[growth.lines_of_code("Code that changed", code)] if code else [],
         rows=stays,
         cause=(headline, place),
         size=headline,

@@ -176,14 +176,20 @@ def test_of_a_marked_module_some_tests_may_allocate_nothing(project):
     told.tells("*not checked: nothing was allocated on cuda*")
 
 
-def test_a_budget_through_the_fixture_needs_no_snapshot_unless_a_tolerance_asks_for_one(project):
-    mark = f"{ON_MODEL}@pytest.mark.memory_budget('1 GiB')\n"
+def test_a_budget_needs_no_snapshot_unless_a_tolerance_asks_for_one_and_is_explained_by_it(project):
+    mark = f"{ON_MODEL}@pytest.mark.memory_budget('1 MiB')\n"
     test = checking("make(), inputs()", head=mark)
+    project.run(test_net=test, passed=1)
+    project.run(test_net=test.replace("MiB'", "MiB', tolerance='5%'"), failed=1)
     project.run("--torchmem-update", test_net=test, passed=1)
-    assert not project.file().exists()
-    project.run(test_net=test.replace("GiB'", "GiB', tolerance='5%'"), failed=1)
-    project.run("--torchmem-update", passed=1)
     assert len(project.entries()) == 2
+    project.width(6400)
+    project.run(passed=1)
+    project.width(64000)
+    told = project.run(failed=1).tells("*exceeds the budget of*")
+    told.tells("*.weight is float32[[]64000, 8[]]*", "*and was [[]64, 8[]]*", "*What changed at*")
+    project.file().write_text("{")
+    project.run(failed=1).tells("*Alive at*has to go*")
 
 
 def test_a_whole_body_can_have_a_snapshot(project):
@@ -450,7 +456,8 @@ class TestFixture(unittest.TestCase):
 """)
     result = project.run("--torchmem-update", failed=1, passed=2)
     result.tells("* peak exceeds the budget of 1 KiB*, cpu*")
-    assert set(project.entries()) == {"TestFixture::test_check cpu", "TestFixture::test_check cuda"}
+    stored = {"TestCase::test_fits cpu", "TestFixture::test_check cpu"}
+    assert {*project.entries()} == {*stored, "TestFixture::test_check cuda"}
 
 
 def test_disable_runs_bodies_untraced_and_says_so(project):

@@ -45,7 +45,7 @@ def written(light: Any) -> Any:
     """A project with snapshots, written without any other plugin's doing."""
     light.ini("markers = slow")
     light.run("--torchmem-update", test_net=TESTS, passed=6, skipped=1, xfailed=1)
-    assert len(light.entries()) == 8
+    assert len(light.entries()) == 9
     return light
 
 
