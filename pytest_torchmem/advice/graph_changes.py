@@ -49,7 +49,7 @@ def graphs_changed(change: GraphChange) -> Iterator[None]:
 
 
 @contextmanager
-def observing_graphs(found: Observed) -> Iterator[None]:
+def observing(found: Observed) -> Iterator[None]:
     """Find what the graphs of a step have to change: modules to checkpoint, and losses."""
     known: dict[str, list[str]] = {}
     divided: set[str] = set()
@@ -91,7 +91,7 @@ def _line_of(node: fx.Node) -> str:
     return place_among([(file, int(line)) for file, line in frames])
 
 
-def checkpointed_in_graphs(paths: Collection[str]) -> AbstractContextManager[None]:
+def checkpointed(paths: Collection[str]) -> AbstractContextManager[None]:
     """Have calls of modules computed again in the backward, as Dynamo writes down checkpoints.
 
     torch/_higher_order_ops/wrap.py, ``tag_activation_checkpoint``: nodes have a tag, and a number
@@ -114,7 +114,7 @@ def _tag(node: fx.Node, number: int) -> None:
     node.meta["ac_graph_id"] = number
 
 
-def chunked_loss_in_graphs(line: str) -> AbstractContextManager[None]:
+def chunked_loss(line: str) -> AbstractContextManager[None]:
     """Have the cross entropy at a line computed with its linear layer, in chunks of rows.
 
     A loss that is fused with it would end the graph: Dynamo does not follow it.

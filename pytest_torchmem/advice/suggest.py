@@ -8,12 +8,7 @@ from typing import TypeAlias
 
 import torch
 
-from pytest_torchmem.advice import changes
-from pytest_torchmem.advice.graph_changes import (
-    checkpointed_in_graphs,
-    chunked_loss_in_graphs,
-    observing_graphs,
-)
+from pytest_torchmem.advice import changes, graph_changes
 from pytest_torchmem.profile.profile import MemoryProfile, Suggestion
 from pytest_torchmem.units import parse_size
 
@@ -29,7 +24,8 @@ class Trials:
         self.observed = changes.Observed()
         self.follows_python = before.level == "eager"
         """Whether the program's functions and modules are called; compiled ones are not."""
-        with (changes.observing if self.follows_python else observing_graphs)(self.observed):
+        observing = changes.observing if self.follows_python else graph_changes.observing
+        with observing(self.observed):
             self.before = again()
         self._flops = operations(self.before)
 
@@ -144,7 +140,7 @@ class Checkpoints:
                 of = f"{self._kind(layers)}of {layers[0]}"
                 which = f"each {of}" if count == number else f"{count} {of}"
                 parts.append(f"{which} ({number})" if count == number else which)
-        how = changes.checkpointed if self._trials.follows_python else checkpointed_in_graphs
+        how = changes.checkpointed if self._trials.follows_python else graph_changes.checkpointed
         change = changes.StepChange(
             f"checkpoint {' and '.join(parts)}: "
             "torch.utils.checkpoint.checkpoint(module, x, use_reentrant=False)",
@@ -293,7 +289,7 @@ def _losses(trials: Trials) -> Iterator[changes.StepChange]:
         yield changes.StepChange(
             f"the loss{where} and its linear layer in {changes.CHUNKS} chunks of rows, each under "
             "torch.utils.checkpoint.checkpoint",
-            (chunked if trials.follows_python else partial(chunked_loss_in_graphs, line),),
+            (chunked if trials.follows_python else partial(graph_changes.chunked_loss, line),),
         )
 
 

@@ -279,17 +279,12 @@ class MemoryProfile(ComputedLater, Tabular):
         The last lines say how sure the workspace of kernels is, what is not counted, and what the
         profile warns of where nothing was allocated.
         """
-        from pytest_torchmem.profile.tables import (
-            alike,
-            allocations_table,
-            figures_table,
-            workspace_lines,
-        )
+        from pytest_torchmem.profile import tables
 
-        parts = [figures_table(self.name, self.figures())]
-        if live := alike(self.live_at_peak())[:largest]:
-            parts.append(allocations_table(live))
-            parts += workspace_lines(self.by_confidence(), self.unknown_workspaces)
+        parts = [tables.figures_table(self.name, self.figures())]
+        if live := tables.alike(self.live_at_peak())[:largest]:
+            parts.append(tables.allocations_table(live))
+            parts += tables.workspace_lines(self.by_confidence(), self.unknown_workspaces)
         else:
             parts += self.warnings
         parts += [f"not counted: {', '.join(self.not_counted)}"] if self.not_counted else []
@@ -367,18 +362,13 @@ class MemoryProfile(ComputedLater, Tabular):
     @classmethod
     def _of_plain(cls, plain: dict[str, Any]) -> MemoryProfile:
         from pytest_torchmem.allocator.caching import Peaks
-        from pytest_torchmem.profile.formats.saved import (
-            check_plain,
-            escaped,
-            plain_timeline,
-            read_timeline,
-        )
+        from pytest_torchmem.profile.formats import saved
 
-        plain = {HOST: None, "host_timeline": plain_timeline(Timeline()), **plain}
-        check_plain(plain)
-        if escaped(plain["facts"]) != plain["facts"]:
+        plain = {HOST: None, "host_timeline": saved.plain_timeline(Timeline()), **plain}
+        saved.check_plain(plain)
+        if saved.escaped(plain["facts"]) != plain["facts"]:
             raise ValueError("its facts have text that would move a terminal's cursor")
-        timeline, on_host = map(read_timeline, (plain["timeline"], plain["host_timeline"]))
+        timeline, on_host = map(saved.read_timeline, (plain["timeline"], plain["host_timeline"]))
         peaks = {name: Peaks(**found) for name, found in plain["allocator_peaks"].items()}
         values: dict[str, Any] = {name: plain[name] for name in _TEXTS + _FIGURES + _RANK}
         found = figures_of(timeline) | {HOST: host_peak_of(on_host)}

@@ -19,11 +19,7 @@ from pytest_torchmem.errors import UsageError
 from pytest_torchmem.profile.timeline import Phase
 from pytest_torchmem.step.imports import when_compiler_is_used
 from pytest_torchmem.step.trees import Args, tensors_in
-from pytest_torchmem.torch_private.compiler import (
-    makes_graph,
-    own_module_calls_followed,
-    run_uncompiled,
-)
+from pytest_torchmem.torch_private import compiler
 from pytest_torchmem.torch_private.module_calls import step_tables
 from pytest_torchmem.torch_private.patches import Instead, engine, replaced, replaced_all
 
@@ -242,7 +238,7 @@ def engine_runs(within: _Within) -> AbstractContextManager[None]:
 
     def around(run: Callable[..., Any]) -> Callable[..., Any]:
         def run_within(*args: Any, **kwargs: Any) -> Any:
-            with nullcontext() if makes_graph() else within():
+            with nullcontext() if compiler.makes_graph() else within():
                 return run(*args, **kwargs)
 
         return run_within
@@ -275,11 +271,11 @@ def outermost_module_calls(within: _Within) -> Iterator[None]:
         finally:
             depth -= 1
 
-    run_uncompiled(call.__code__)
+    compiler.run_uncompiled(call.__code__)
     with ExitStack() as stack, replaced(nn.Module, __call__=call):
 
         def follow() -> None:
-            stack.enter_context(own_module_calls_followed())
+            stack.enter_context(compiler.own_module_calls_followed())
 
         with when_compiler_is_used(follow):
             yield
