@@ -133,13 +133,9 @@ class Checkpoints:
         paths = [path for layers, count in chosen.items() for path in self._layers[layers][:count]]
         parts = []
         for layers, count in chosen.items():
-            number = len(self._layers[layers])
-            if number == 1:
-                parts.append(layers[0])
-            else:
-                of = f"{self._kind(layers)}of {layers[0]}"
-                which = f"each {of}" if count == number else f"{count} {of}"
-                parts.append(f"{which} ({number})" if count == number else which)
+            number, of = len(self._layers[layers]), f"{self._kind(layers)}of {layers[0]}"
+            every = f"each {of} ({number})" if number > 1 else layers[0]
+            parts.append(every if count == number else f"{count} {of}")
         how = changes.checkpointed if self._trials.follows_python else graph_changes.checkpointed
         change = changes.StepChange(
             f"checkpoint {' and '.join(parts)}: "

@@ -314,14 +314,12 @@ def _fit(traces: _Traces, values: Mapping[str, Sequence[int]]) -> Scaling:
     grid = fitting.Grid(values)
     timelines = [traces.timeline(point) for point in grid.points]
     known: dict[tuple[int, ...], int] = {}
-    of = []
     sizes = [[allocation.nbytes for allocation in timeline.allocations] for timeline in timelines]
-    for numbers in zip(*sizes, strict=True):
-        of.append(known.setdefault(numbers, len(known)))
+    of = tuple(known.setdefault(numbers, len(known)) for numbers in zip(*sizes, strict=True))
     polynomials = tuple(grid.through(numbers) for numbers in known)
     fitted = dict(zip(grid.names, grid.values, strict=True))
     largest = traces.at(grid.points[-1])[0]
-    return Scaling(fitted, largest, (), polynomials, tuple(of), timelines[-1])
+    return Scaling(fitted, largest, (), polynomials, of, timelines[-1])
 
 
 def _that_go_one_way(traces: _Traces, values: dict[str, list[int]]) -> dict[str, list[int]]:

@@ -207,8 +207,7 @@ def own_generators(on_thread: Callable[[], bool]) -> Iterator[None]:
     made.manual_seed(0)
     default: Any = default_generator.original
     with ExitStack() as stack:
-        _Own.host = made
-        stack.callback(setattr, _Own, "host", None)
+        stack.enter_context(having(_Own, host=made))
         by_thread = Instead(lambda name: getattr(made if on_thread() else default, name))
         stack.enter_context(replaced_all([default_generator.by(by_thread)]))
         draws = _Own.draws

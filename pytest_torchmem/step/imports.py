@@ -220,7 +220,7 @@ def eager(when_called: Callable[[bool], None] = lambda _: None) -> Iterator[None
 
 
 @contextmanager
-def when_compiler_is_used(start: Callable[[], None]) -> Iterator[None]:
+def when_compiler_is_used(start: Callable[[], object]) -> Iterator[None]:
     """Call ``start`` once the compiler is imported: now, or when the program first compiles.
 
     Programs import it themselves, too (``torch._dynamo.explain``, ``torch.compiler.reset``). What

@@ -272,13 +272,10 @@ def outermost_module_calls(within: _Within) -> Iterator[None]:
             depth -= 1
 
     compiler.run_uncompiled(call.__code__)
-    with ExitStack() as stack, replaced(nn.Module, __call__=call):
-
-        def follow() -> None:
-            stack.enter_context(compiler.own_module_calls_followed())
-
-        with when_compiler_is_used(follow):
-            yield
+    stack, followed = ExitStack(), compiler.own_module_calls_followed
+    follows = when_compiler_is_used(lambda: stack.enter_context(followed()))
+    with stack, replaced(nn.Module, __call__=call), follows:
+        yield
 
 
 def steps_seen(
