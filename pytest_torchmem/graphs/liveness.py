@@ -170,8 +170,9 @@ class _Program:
         noting = _Noting(graph, constants, self._events, spans)
         result = noting.run(initial_env=given, enable_io_processing=False)
         given.clear()  # of values that nobody reads
-        several = result if isinstance(result, (tuple, list)) else (result,)
-        pairs = zip(_outputs(graph), several, strict=True)
+        both = (*graph.graph.output_node().args, result)
+        several = (one if isinstance(one, (tuple, list)) else (one,) for one in both)
+        pairs = zip(*several, strict=True)
         return [(node, value) for node, value in pairs if isinstance(node, fx.Node)]
 
     def nodes(self, graph: fx.GraphModule, phase: str, live: Sequence[int]) -> Iterator[NodeMemory]:
@@ -250,11 +251,6 @@ def _made(nodes: Iterable[fx.Node]) -> dict[fx.Node, Any]:
         else:
             found[node] = int(value) if isinstance(value, torch.SymInt) else value
     return found
-
-
-def _outputs(graph: fx.GraphModule) -> Any:
-    (returned,) = graph.graph.output_node().args
-    return returned if isinstance(returned, (tuple, list)) else (returned,)
 
 
 _META = ("fwd_in", "fwd_tmp", "fwd_out", "bwd_tmp", "bwd_out", "fwd_flops", "bwd_flops")

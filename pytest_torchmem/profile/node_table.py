@@ -146,7 +146,8 @@ class NodeTable(Tabular):
         rows = [row for row in self.rows if row.operator != _OUTSIDE or row.fwd_out]
         if most is None or most >= len(rows):
             return rows
-        kept = set(map(id, nlargest(most, rows, key=_weight)))
+        weight = attrgetter("fwd_saved", "fwd_tmp", "fwd_out", "bwd_tmp", "bwd_out")
+        kept = set(map(id, nlargest(most, rows, key=lambda row: sum(weight(row)))))
         return [row for row in rows if id(row) in kept]
 
     def table(self, largest: int | None = None) -> str:
@@ -221,10 +222,6 @@ _SHOWN = (
     *("fwd_in", "fwd_saved", "fwd_tmp", "fwd_out", "fwd_peak"),
     *("bwd_tmp", "bwd_out", "bwd_peak", "fwd_flops", "bwd_flops"),
 )
-
-
-def _weight(row: NodeRow) -> int:
-    return row.fwd_saved + row.fwd_tmp + row.fwd_out + row.bwd_tmp + row.bwd_out
 
 
 def _text(row: NodeRow, name: str) -> str:

@@ -11,7 +11,6 @@ from pytest_torchmem.profile.module_paths import fold
 from pytest_torchmem.profile.timeline import Allocation, Confidence
 from pytest_torchmem.units import format_size
 
-_ALIVE = "alive at the peak"
 _HOW_SURE = {
     Confidence.EXACT: "computed",
     Confidence.CALIBRATED: "measured",
@@ -79,7 +78,7 @@ def describe_group(group: AllocationGroup) -> str:
     return many + " ".join(part for part in (name, one.tensor) if part)
 
 
-def allocations_table(groups: Iterable[AllocationGroup], heading: str = _ALIVE) -> str:
+def allocations_table(groups: Iterable[AllocationGroup], heading: str = "alive at the peak") -> str:
     """Return what was alive, at a peak or as ``heading`` says, a row for each group.
 
     Where that is wider than the terminal, who made it stands in a line below what it is.

@@ -247,12 +247,8 @@ class Role(str, Enum):
     OTHER = "other"
 
 
-_BY_KIND = {
-    Kind.PARAMETER: Role.PARAMETER,
-    Kind.BUFFER: Role.BUFFER,
-    Kind.INPUT: Role.INPUT,
-    Kind.WORKSPACE: Role.WORKSPACE,
-}
+_SAME = (Kind.PARAMETER, Kind.BUFFER, Kind.INPUT, Kind.WORKSPACE)
+_BY_KIND = {kind: Role(kind.value) for kind in _SAME}
 
 
 class Lifetimes(NamedTuple):

@@ -263,8 +263,6 @@ def set_apart(generator: torch.Generator) -> None:
 
 def drawn_from(generator: torch.Generator) -> torch.Generator:
     """Return what a generator's numbers come from: the host's, for a GPU's that is not apart."""
-    if not _Own.defaults:
-        return generator
     index = _index_of(generator)
     if index is None:
         return generator
@@ -296,8 +294,7 @@ def _apart_on(device: torch.device | None) -> torch.Generator | None:
 
 def _join() -> None:
     """Let generators that are where the host's is draw from that again."""
-    if _Own.apart:
-        host = current_generator()
-        for index, generator in list(_Own.apart.items()):
-            if content_of(state_of(generator)) == content_of(state_of(host)):
-                del _Own.apart[index]
+    host = current_generator()
+    for index, generator in list(_Own.apart.items()):
+        if content_of(state_of(generator)) == content_of(state_of(host)):
+            del _Own.apart[index]
