@@ -24,7 +24,8 @@ from pytest_torchmem.allocator.device_memory import (
     PoolId,
     PoolStatistics,
     PrivatePools,
-    ReservedMemory,
+    Statistics,
+    addresses_of_this_torch,
 )
 
 MIN_BLOCK = 512
@@ -50,7 +51,7 @@ class OutOfMemory(Exception):
         self.allocated, self.reserved = allocated, reserved
 
 
-class CachingAllocator(ReservedMemory):
+class CachingAllocator:
     """One device's caching allocator.
 
     ``capacity`` is the most bytes that the device can hand out as segments, ``None`` for a device
@@ -64,7 +65,15 @@ class CachingAllocator(ReservedMemory):
         capacity: int | None = None,
         total: int | None = None,
     ) -> None:
-        super().__init__(options, capacity, total)
+        self.capacity, self.total = capacity, total if total is not None else capacity
+        self.statistics = Statistics()
+        self.reserved = 0
+        self.addresses = addresses_of_this_torch()
+        self.allowed: int | None = None
+        """The most bytes of segments that this process may have, where it is limited."""
+        self.options = options
+        """May be replaced at any time; what is there stays as it is."""
+        self.set_memory_fraction(options.memory_fraction)
         self.small, self.large = Pool(is_small=True), Pool(is_small=False)
         self.private = PrivatePools()
         self.active: set[Block] = set()
@@ -138,18 +147,34 @@ class CachingAllocator(ReservedMemory):
             for block in expandable:
                 self._unmap(block)
 
+    def set_memory_fraction(self, fraction: float) -> None:
+        """Limit this process to a part of the device's memory (``setMemoryFraction``)."""
+        if fraction >= 1:
+            self.allowed = None
+        elif self.total is not None:
+            self.allowed = int(fraction * self.total)
+
+    def change_reserved(self, size: int, small: bool, segments: int = 0) -> None:
+        """Count memory that the device gave, or that went back to it: then below 0."""
+        self.reserved += size
+        if size > 0:
+            self.statistics.num_device_alloc += 1
+        else:
+            self.statistics.num_device_free += 1
+        for statistics in self.statistics.of[small]:
+            statistics.reserved_bytes.change(size)
+            statistics.segment.change(segments)
+
     def rounded(self, nbytes: int) -> int:
         """Return the size of the block that a request needs (``round_size``)."""
         table = self.options.roundup_power2_divisions
-        if table is _NO_DIVISIONS or nbytes < MIN_BLOCK:
-            return -(-nbytes // MIN_BLOCK) * MIN_BLOCK or MIN_BLOCK
         divisions = table[min(max(nbytes.bit_length() - 21, 0), len(table) - 1)]
         if divisions > 1 and nbytes > MIN_BLOCK * divisions:
             # ``roundup_power2_next_division``: 1,200 bytes in 4 divisions are 1,280.
             floor = 1 << (nbytes.bit_length() - 1)
             step = floor >> (divisions.bit_length() - 1)
             return -(-nbytes // step) * step
-        return -(-nbytes // MIN_BLOCK) * MIN_BLOCK
+        return -(-nbytes // MIN_BLOCK) * MIN_BLOCK or MIN_BLOCK
 
     def segment_size(self, size: int) -> int:
         """Return the bytes of the segment that is made for a block (``get_allocation_size``)."""
@@ -211,11 +236,11 @@ class CachingAllocator(ReservedMemory):
     def _new_block(self, pool: Pool, size: int, stream: int) -> Block | None:
         """Return a new segment as one block, or ``None`` (``alloc_block``)."""
         segment = self.segment_size(size)
+        if self.allowed is not None and self.reserved + segment > self.allowed:
+            return None
         if self.options.expandable_segments:
-            if not self.may_have(segment):
-                return None
             return self._expand(pool, size, stream)
-        if not self.has_room(segment):
+        if not self._has(segment):
             return None
         block = Block(self.addresses.take(segment), segment, stream, pool)
         self.change_reserved(segment, pool.is_small, segments=1)
@@ -223,6 +248,10 @@ class CachingAllocator(ReservedMemory):
         if limit is not None and segment >= limit:
             self.statistics.oversize_segments.change(1)
         return block
+
+    def _has(self, size: int) -> bool:
+        """Whether the device can give ``size`` bytes more."""
+        return self.capacity is None or self.reserved + size <= self.capacity
 
     def _hand_out(self, block: Block, size: int, nbytes: int) -> Block:
         """Return the part of a free block that a request needs (``alloc_found_block``)."""
@@ -427,7 +456,7 @@ class CachingAllocator(ReservedMemory):
         total = self.total if self.total is not None else _UNLIMITED
         # 1 1/8 of the device's memory, in whole pages.
         nbytes = -(-(total + total // 8) // page) * page
-        segment = Expandable(self.addresses.reserve(nbytes), nbytes, page)
+        segment = Expandable(self.addresses.reserve(nbytes), page)
         block = Block(segment.address, nbytes, stream, pool, segment, mapped=False)
         pool.insert_unmapped(block)
         return block
@@ -439,7 +468,7 @@ class CachingAllocator(ReservedMemory):
         begin = (block.address - segment.address) // segment.page
         end = -(-(block.address + size - segment.address) // segment.page)
         nbytes = (end - begin) * segment.page
-        if not nbytes or (self.capacity is not None and self.reserved + nbytes > self.capacity):
+        if not nbytes or not self._has(nbytes):
             return False
         pool.erase_unmapped(block)
         block.mapped = True

@@ -238,10 +238,10 @@ _PARSERS: dict[str, _Parser] = {
 class Expandable:
     """A range of addresses that memory is mapped into page by page; ``ExpandableSegment``."""
 
-    __slots__ = ("address", "page", "size")
+    __slots__ = ("address", "page")
 
-    def __init__(self, address: int, size: int, page: int) -> None:
-        self.address, self.size, self.page = address, size, page
+    def __init__(self, address: int, page: int) -> None:
+        self.address, self.page = address, page
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -487,48 +487,6 @@ def addresses_of_this_torch() -> Addresses:
     """Return those that the blocks of the torch that is imported are chosen by."""
     version = getattr(sys.modules.get("torch"), "__version__", "3").split(".")
     return DriverAddresses() if version[:2] == ["2", "11"] else Addresses()
-
-
-class ReservedMemory:
-    """What the device gave in segments; ``capacity`` and ``total`` are ``CachingAllocator``'s."""
-
-    def __init__(self, options: AllocatorOptions, capacity: int | None, total: int | None) -> None:
-        self.capacity, self.total = capacity, total if total is not None else capacity
-        self.statistics = Statistics()
-        self.reserved = 0
-        self.addresses = addresses_of_this_torch()
-        self.allowed: int | None = None
-        """The most bytes of segments that this process may have, where it is limited."""
-        self.options = options
-        """May be replaced at any time; what is there stays as it is."""
-        self.set_memory_fraction(options.memory_fraction)
-
-    def set_memory_fraction(self, fraction: float) -> None:
-        """Limit this process to a part of the device's memory (``setMemoryFraction``)."""
-        if fraction >= 1:
-            self.allowed = None
-        elif self.total is not None:
-            self.allowed = int(fraction * self.total)
-
-    def has_room(self, size: int) -> bool:
-        """Whether the device can give, and this process may have, ``size`` bytes more."""
-        after = self.reserved + size
-        return (self.capacity is None or after <= self.capacity) and self.may_have(size)
-
-    def may_have(self, size: int) -> bool:
-        """Whether ``size`` bytes more are within what this process is limited to."""
-        return self.allowed is None or self.reserved + size <= self.allowed
-
-    def change_reserved(self, size: int, small: bool, segments: int = 0) -> None:
-        """Count memory that the device gave, or that went back to it: then below 0."""
-        self.reserved += size
-        if size > 0:
-            self.statistics.num_device_alloc += 1
-        else:
-            self.statistics.num_device_free += 1
-        for statistics in self.statistics.of[small]:
-            statistics.reserved_bytes.change(size)
-            statistics.segment.change(segments)
 
 
 _COUNTERS = (

@@ -18,7 +18,7 @@ from benchmarks.truth.networks import NETWORKS
 from benchmarks.truth.record import counted_steps, main, record
 from benchmarks.truth.recording import Recording, RecordingError, Requests, load
 from benchmarks.truth.settings import Case, cases
-from pytest_torchmem.allocator import device_memory
+from pytest_torchmem.allocator import caching
 from pytest_torchmem.allocator.caching import CachingAllocator
 from pytest_torchmem.allocator.device_memory import DriverAddresses
 from pytest_torchmem.targets.gpus import find_gpu
@@ -257,7 +257,7 @@ EXACT += ["recurrent/gru-cell/bfloat16", "transformer/llama-grouped/bfloat16"]
 def test_traces_have_every_peak_that_an_h100_had(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # As the recording's torch 2.11 does.
     monkeypatch.setenv("TORCH_CUBLASLT_UNIFIED_WORKSPACE", "0")
-    monkeypatch.setattr(device_memory, "addresses_of_this_torch", DriverAddresses)
+    monkeypatch.setattr(caching, "addresses_of_this_torch", DriverAddresses)
     figures = H100.figures(key)
     assert figures is not None
     errors = compare.errors_of(

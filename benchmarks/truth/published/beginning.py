@@ -125,7 +125,7 @@ def _fill(
         rest.mapped = False
         rest.splice(last, None)
         pool.insert_unmapped(rest)
-        whole = Expandable(segment.address, segment.size + _ADDRESSES, page)
+        whole = Expandable(segment.address, page)
         before: Block | None = rest
         while before is not None:
             before.expandable = whole
