@@ -5,7 +5,7 @@ Each is a context in which the step runs as if it had been written so.
 
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
@@ -260,13 +260,6 @@ class StepChange:
     figure: str = "peak"
     is_free: bool = False
     """Whether it changes neither results nor the number of operations much."""
-
-    @contextmanager
-    def made(self) -> Iterator[None]:
-        with ExitStack() as stack:
-            for enter in self.entered:
-                stack.enter_context(enter())
-            yield
 
 
 def joined(changes: Sequence[StepChange]) -> StepChange:

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import TypeAlias
 
@@ -32,7 +32,10 @@ class Trials:
     def of(self, change: changes.StepChange) -> Suggestion | None:
         """Trace the step with a change; ``None`` where the step does not bear it."""
         profile = None
-        with suppress(RuntimeError, TypeError, ValueError, AssertionError), change.made():
+        refused = suppress(RuntimeError, TypeError, ValueError, AssertionError)
+        with refused, ExitStack() as stack:
+            for enter in change.entered:
+                stack.enter_context(enter())
             profile = self._again(**change.options)
         if profile is None:
             return None
@@ -75,7 +78,7 @@ class Checkpoints:
                 single.append((layers, found))
         if self._limit is None or not single:
             return
-        enough = [one for one in single if one[1].profile.peak <= self._limit]
+        enough = [one for one in single if _fits(one[1], self._limit)]
         enough.sort(key=lambda one: one[1].flops)
         for layers, found in enough[:_BISECTED]:
             yield self._fewest({}, layers, found)
@@ -97,7 +100,6 @@ class Checkpoints:
 
     def _together(self, single: list[tuple[changes.Layers, Suggestion]]) -> Suggestion | None:
         """Combine changes, the cheapest for its saving first, until the step fits."""
-        assert self._limit is not None
         single = sorted(single, key=lambda one: (one[1].flops / one[1].saved, -one[1].saved))
         chosen: Chosen = {}
         for layers, _ in single:
@@ -108,7 +110,7 @@ class Checkpoints:
             if len(chosen) == 1:
                 continue  # traced by itself
             found = self._traced(chosen)
-            if found is not None and found.profile.peak <= self._limit:
+            if found is not None and _fits(found, self._limit):
                 return self._fewest(others, layers, found)
         return None
 
@@ -118,12 +120,11 @@ class Checkpoints:
 
     def _fewest(self, others: Chosen, layers: changes.Layers, every: Suggestion) -> Suggestion:
         """Return what fits with as few modules of the last kind as it takes."""
-        assert self._limit is not None
         few, enough, best = 0, len(self._layers[layers]), every
         while few + 1 < enough:
             middle = (few + enough) // 2
             some = self._traced({**others, layers: middle})
-            if some is not None and some.profile.peak <= self._limit:
+            if some is not None and _fits(some, self._limit):
                 enough, best = middle, some
             else:
                 few = middle

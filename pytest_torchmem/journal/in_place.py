@@ -478,8 +478,7 @@ def _as_it_began(tensor: Tensor, version: int, requires_grad: bool) -> None:
 def _let_lie(tensor: Tensor, data: Tensor, gradient: Tensor | None) -> None:
     tensor.grad = None
     tensor.data = data
-    if gradient is not None:
-        tensor.grad = gradient
+    tensor.grad = gradient
 
 
 def _geometry(tensor: Tensor) -> tuple[Any, ...]:
