@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_torchmem import __version__
-from pytest_torchmem.commands import console, files, history, traced
+from pytest_torchmem.commands import console, files, traced
 from pytest_torchmem.errors import SnapshotError, UsageError
 from pytest_torchmem.figures import FIGURES, label
 from pytest_torchmem.printable import first_of, printable, printable_lines
@@ -145,7 +145,6 @@ def _parser() -> argparse.ArgumentParser:
     files.add_explain(commands)
     traced.add_commands(commands)
     files.add_commands(commands)
-    history.add_command(commands)
     traced.add_stand_in(commands)
     return parser
 

@@ -1,1 +1,1 @@
-"""Commands of `torchmem` about one profile."""
+"""Commands of `torchmem` that trace, or show a profile or what a snapshot has."""

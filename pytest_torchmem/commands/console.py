@@ -213,14 +213,6 @@ def _of_name(name: str) -> ModuleType:
         raise UsageError(f"there is no module {name!r} here, nor installed") from None
 
 
-def returns_module(result: object) -> bool:
-    """Return whether a function returned a module, or a tuple of one and its inputs."""
-    from torch import nn
-
-    first = result[0] if isinstance(result, tuple) and result else result
-    return isinstance(first, nn.Module)
-
-
 _GZIP = b"\x1f\x8b"
 
 

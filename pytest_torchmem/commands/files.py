@@ -1,29 +1,37 @@
 """``torchmem explain``: what is different between two profiles, snapshots or revisions, and why.
 ``torchmem accept``, ``torchmem review`` and ``torchmem prune``: snapshot files changed without
-running a test.
+running a test. ``torchmem history``: a test's figures over the git log of its snapshot.
 """
 
 import argparse
+import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from pytest_torchmem.commands.console import is_profile
+from pytest_torchmem.commands.console import is_profile, progress
 from pytest_torchmem.diagnosis.diagnose import diagnose
 from pytest_torchmem.errors import SnapshotError, UsageError
-from pytest_torchmem.figures import label
+from pytest_torchmem.figures import FIGURES, label
 from pytest_torchmem.printable import counted, printable, printable_lines
+from pytest_torchmem.profile.pictures.svg import Line, Point, history_svg
 from pytest_torchmem.reports.growth import others, place, section, why
-from pytest_torchmem.reports.layout import coloured, comparison_table, wrapped
+from pytest_torchmem.reports.layout import coloured, columns, comparison_table, wrapped
 from pytest_torchmem.reports.sources import Source, aligned, load_source
 from pytest_torchmem.snapshots import store
 from pytest_torchmem.snapshots.alive import MOMENTS
 from pytest_torchmem.snapshots.compare import Verdict, compare, entry_of, main_change
-from pytest_torchmem.snapshots.files import locked, remove
-from pytest_torchmem.snapshots.format import Entry, Key
-from pytest_torchmem.snapshots.location import DIRECTORY, is_proposal, is_snapshot, orphans_in
+from pytest_torchmem.snapshots.files import git, locked, remove, write
+from pytest_torchmem.snapshots.format import Entry, Key, load
+from pytest_torchmem.snapshots.location import (
+    DIRECTORY,
+    is_proposal,
+    is_snapshot,
+    orphans_in,
+    snapshot_path,
+)
 from pytest_torchmem.snapshots.tolerance import parse_rules
 from pytest_torchmem.units import format_change, format_size
 
@@ -31,6 +39,8 @@ _OF_OTHERS = ("site-packages", "node_modules")
 """Folders of what is installed; so are those that begin with a dot."""
 _ROWS = 5
 _EXACTLY = (parse_rules("0", "torchmem"),)
+_SEPARATOR = "\x1f"
+_NOW = "working tree"
 
 
 def add_explain(commands: Any) -> None:
@@ -62,7 +72,7 @@ def _explain(options: argparse.Namespace) -> int:
 
 def _source(text: str | None) -> Source:
     path = Path(text) if text is not None else None
-    if path is None or not path.is_file() or not is_profile(path):
+    if path is None or not is_profile(path):
         return load_source(text, Path.cwd())
     from pytest_torchmem.profile.profile import MemoryProfile
 
@@ -135,6 +145,28 @@ def add_commands(commands: Any) -> None:
     )
     prune.add_argument("--dry-run", action="store_true", help="remove nothing")
     prune.set_defaults(run=_prune)
+    history = commands.add_parser(
+        "history",
+        help="print a test's figures over the git log of its snapshot",
+        description="Print how a figure of TEST changed, commit by commit of its snapshot file, "
+        "the latest first. Commits that left it as it was are left out.",
+    )
+    history.add_argument(
+        "test",
+        metavar="TEST",
+        help="such as tests/test_net.py::test_memory, or with the snapshot file before the ::",
+    )
+    history.add_argument(
+        "--figure",
+        metavar="FIGURE",
+        choices=FIGURES,
+        default="peak",
+        help=f"{', '.join(FIGURES)}; default: peak",
+    )
+    history.add_argument("--limit", metavar="N", type=int, help="only the latest N commits")
+    history.add_argument("--format", choices=("text", "json"), default="text")
+    history.add_argument("--svg", metavar="FILE", type=Path, help="write a picture of it")
+    history.set_defaults(run=_history)
 
 
 class _Answers:
@@ -168,10 +200,8 @@ def _each_file(options: argparse.Namespace, dry: bool, answers: _Answers | None)
             f"{directory} has no snapshot file (such as tests/{DIRECTORY}/test_net.json): name the "
             "directory that a run has proposed"
         )
-    if root.resolve() in (directory.resolve(), *directory.resolve().parents):
-        own = directory.resolve().relative_to(root.resolve())
-        if own == Path():
-            raise UsageError(f"{directory} is where its files would be written to: name another")
+    if directory.resolve() == root.resolve():
+        raise UsageError(f"{directory} is where its files would be written to: name another")
     for file in files:
         yield _take_over(file, root / file.relative_to(directory), dry, answers)
 
@@ -191,10 +221,8 @@ def _take_over(proposed: Path, target: Path, dry: bool, answers: _Answers | None
         accepted = {key for key in found if answers.accepts(key, found[key], new.entries[key])}
         if found and not accepted:
             return 1
-        left, planned = (
-            len(found) - len(accepted),
-            store.change_file(target, store.read, plan, writes=True),
-        )
+        left = len(found) - len(accepted)
+        planned = store.change_file(target, store.read, plan, writes=True)
     if planned.problem:
         print(f"torchmem: error: {printable(planned.problem)}", file=sys.stderr)
         return 1
@@ -272,3 +300,133 @@ def _why_kept(orphan: Path, directory: Path) -> str:
             "remove it yourself"
         )
     return ""
+
+
+class Version(NamedTuple):
+    commit: str
+    """Shortened; "" for the working tree."""
+    date: str
+    subject: str
+    entries: Mapping[Key, Entry]
+
+
+def _history(options: argparse.Namespace) -> int:
+    file, separator, test = options.test.partition("::")
+    if not separator or not file or not test:
+        raise UsageError(f"{options.test!r}: write FILE::TEST, such as tests/test_net.py::test_it")
+    if options.limit is not None and options.limit < 1:
+        raise UsageError("--limit: expected at least 1")
+    path = Path(file) if file.endswith(".json") else snapshot_path(Path(file))
+    versions = _versions(path, options.limit)
+    figure = options.figure
+    keys = sorted({key for one in versions for key in one.entries if key.test == test})
+    lines = {key: found for key in keys if (found := _changed_in(versions, key, figure))}
+    if not lines:
+        raise UsageError(f"no commit of {path} has a {label(figure)} of {test}")
+    if options.format == "json":
+        print(json.dumps(_plain(lines, figure), indent=2))
+    else:
+        print("\n\n".join(_table(key, found, figure) for key, found in lines.items()))
+    if options.svg is not None:
+        order = {id(one): place for place, one in enumerate(reversed(versions))}
+        pictured = [
+            Line(
+                key.where,
+                tuple(
+                    Point(order[id(one)], one.date, one.commit, value)
+                    for one, value in reversed(found)
+                ),
+            )
+            for key, found in lines.items()
+        ]
+        write(options.svg, history_svg(f"{test}: {label(figure)}", pictured))
+        print(printable(f"written: {options.svg}"))
+    return 0
+
+
+_Changes = list[tuple[Version, int]]
+
+
+def _versions(path: Path, limit: int | None) -> list[Version]:
+    """Return what the commits of a snapshot file have, the latest first."""
+    folder = next(one for one in (path.parent, *path.parents) if one.is_dir())
+    name = Path(path.name) if folder == path.parent else path.relative_to(folder)
+    # ``--follow``: the file of a module that was renamed has another history before.
+    logged = git(
+        folder,
+        "log",
+        "--follow",
+        "--name-only",
+        f"--format={_SEPARATOR}%h{_SEPARATOR}%cs{_SEPARATOR}%s",
+        *([f"-n{limit}"] if limit else []),
+        "--",
+        str(name),
+    )
+    found = []
+    if path.is_file():
+        found.append(Version("", _NOW, "", load(path.read_text("utf-8")).entries))
+    blocks = logged.split(f"\n{_SEPARATOR}") if logged else []
+    begun = 0
+    with progress(lambda: f"{begun} of {len(blocks)} revisions"):
+        for block in blocks:
+            begun += 1
+            commit, date, rest = block.lstrip(f"\n{_SEPARATOR}").split(_SEPARATOR, 2)
+            subject, *names = [line for line in rest.split("\n") if line]
+            if names:
+                entries: Mapping[Key, Entry] = {}
+                # A merge conflict may have been committed, or the file been removed.
+                with suppress(SnapshotError, UsageError):
+                    entries = load(git(folder, "show", f"{commit}:{names[0]}")).entries
+                found.append(Version(commit, date, subject, entries))
+    return found
+
+
+def _changed_in(versions: Sequence[Version], key: Key, figure: str) -> _Changes:
+    """Return the versions in which a figure changed, with what it was from there on."""
+    found: _Changes = []
+    for one in reversed(versions):
+        entry = one.entries.get(key)
+        value = entry.figures.get(figure) if entry is not None else None
+        if value is not None and (not found or found[-1][1] != value):
+            found.append((one, value))
+    return found[::-1]
+
+
+def _table(key: Key, found: _Changes, figure: str) -> str:
+    from tabulate import tabulate
+
+    rows = []
+    for (one, value), before in zip(found, [*found[1:], None], strict=True):
+        change = format_change(before[1], value) if before is not None else ""
+        rows.append((one.date, one.commit, format_size(value), change, one.subject))
+    headers = ("date", "commit", label(figure), "change", "subject")
+    text = tabulate(
+        rows,
+        headers=headers,
+        colalign=("left", "left", "right", "right", "left"),
+        disable_numparse=True,
+    )
+    lines = [line.rstrip() for line in text.splitlines()]
+    if max(map(len, lines)) > columns():  # the subject of a commit has a line of its own
+        short = tabulate([row[:4] for row in rows], headers=headers[:4], disable_numparse=True)
+        first, rule, *others = short.splitlines()
+        lines = [first, rule]
+        for line, row in zip(others, rows, strict=True):
+            lines += [line.rstrip(), *([f"  {row[4]}"] if row[4] else [])]
+    return "\n".join(printable(line) for line in (str(key), *lines))
+
+
+def _plain(lines: dict[Key, _Changes], figure: str) -> list[dict[str, Any]]:
+    return [
+        {
+            "test": key.test,
+            "name": key.name,
+            "device": key.where,
+            "figure": figure,
+            "versions": [
+                {"commit": one.commit, "date": one.date, "subject": one.subject, "bytes": value}
+                for one, value in found
+            ],
+        }
+        for key, found in lines.items()
+    ]

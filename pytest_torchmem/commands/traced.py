@@ -8,20 +8,17 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from pytest_torchmem.commands.console import elapsed, load_function, print_profile, returns_module
+from pytest_torchmem.commands.console import elapsed, load_function, print_profile
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.figures import label
 from pytest_torchmem.printable import printable
 from pytest_torchmem.stand_in.environment import stand_in_environment
 from pytest_torchmem.targets.gpus import DEFAULT_GPU, find_gpu
 from pytest_torchmem.units import format_count, format_size, parse_size
-
-if TYPE_CHECKING:
-    from pytest_torchmem.profile.profile import MemoryProfile
 
 _WRITERS = (
     ("html", "to_html", "a page for browsers"),
@@ -142,15 +139,24 @@ def _trace(options: argparse.Namespace) -> int:
     if options.device == "cpu" and (options.gpu or options.memory):
         raise UsageError("--gpu and --memory are for --device cuda")
     function, where = _options(options)
+    from torch import nn
+
     from pytest_torchmem.graphs.fitting import trace_built
     from pytest_torchmem.tracing.trace import trace
+
+    returns_module: list[bool] = []
+
+    def noting() -> object:
+        result = function()
+        first = result[0] if isinstance(result, tuple) and result else result
+        returns_module.append(isinstance(first, nn.Module))
+        return result
 
     where |= {"allocator": options.allocator, "values": options.values, "memory": options.memory}
     of_module = {name: where.pop(name) for name in _OF_MODULES if name in where}
     with elapsed(f"tracing {options.step} on {options.device}"):
-        returned: list[bool] = []
-        profile = trace(lambda: _noting(function(), returned), **where)
-        if returned[-1]:
+        profile = trace(noting, **where)
+        if returns_module[-1]:
             profile = trace_built(function, {}, **where, **of_module)
         elif of_module:
             raise UsageError(
@@ -158,35 +164,21 @@ def _trace(options: argparse.Namespace) -> int:
                 "return the module and its inputs (return model, x)"
             )
     if not profile.timeline.allocations:
-        raise UsageError(f"{options.step} allocates nothing on {options.device}{_why(options)}")
-    written = [*_written(options, profile)]  # whatever becomes of what is printed
+        why = ": let it run a step, or return a module and its inputs (return model, x)"
+        if options.device == "cuda":
+            why = (
+                ': it makes everything on the CPU. Make the model and its inputs with device="cuda"'
+                ", or let it return them (return model, x): they are moved"
+            )
+        raise UsageError(f"{options.step} allocates nothing on {options.device}{why}")
+    paths = [(method, getattr(options, name.replace("-", "_"))) for name, method, _ in _WRITERS]
+    written = [(method, path) for method, path in paths if path is not None]
+    for method, path in written:  # whatever becomes of what is printed
+        getattr(profile, method)(path)
     print_profile(profile, options.largest)
-    for file in written:
-        print(printable(f"written: {file}"))
+    for _, path in written:
+        print(printable(f"written: {path}"))
     return 0
-
-
-def _why(options: argparse.Namespace) -> str:
-    if options.device == "cpu":
-        return ": let it run a step, or return a module and its inputs (return model, x)"
-    return (
-        ': it makes everything on the CPU. Make the model and its inputs with device="cuda", or '
-        "let it return them (return model, x): they are moved"
-    )
-
-
-def _noting(result: object, returned: list[bool]) -> object:
-    """Return what a function returned, and take note of whether that is a module to be run."""
-    returned.append(returns_module(result))
-    return result
-
-
-def _written(options: argparse.Namespace, profile: MemoryProfile) -> Iterator[Path]:
-    for name, method, _ in _WRITERS:
-        path = getattr(options, name.replace("-", "_"))
-        if path is not None:
-            getattr(profile, method)(path)
-            yield path
 
 
 def _advise(options: argparse.Namespace) -> int:
