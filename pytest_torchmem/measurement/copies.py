@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -43,15 +44,12 @@ def on_copies(
     in_place = InPlace(reached, module, args, kwargs, step.loss_fn)
     state = ProgramState(reached, in_place.references(), keeps=True)
 
-    def run(begins: Callable[[], None] | None = None) -> object:
-        return step.run(target, args, kwargs, begins)
-
     try:
         with undisturbed():
             in_place.lay(_Copies(device, moved, stay=module is not None))
             if moved and module is not None:
                 _flatten(module)
-        yield run
+        yield partial(step.run, target, args, kwargs)
     finally:
         with undisturbed():
             in_place.restore()

@@ -68,20 +68,20 @@ def with_other_threads(events: Sequence[MemoryEvent]) -> list[MemoryEvent]:
     """
     if not events:
         return []
-    matches = _Matches.among(events)
+    unreleased, unrequested, reusing = _unmatched(events)
     counted = next((event for event in events if not event.maps_file), events[0])
     others = _OtherThreads({}, counted.total - counted.nbytes, events[0].time)
     mapped: set[int] = set()
     result: list[MemoryEvent] = []
     for index, event in enumerate(events):
-        unmaps = event.total == 0 != others.total + event.nbytes and index in matches.unrequested
+        unmaps = event.total == 0 != others.total + event.nbytes and index in unrequested
         if event.maps_file or event.pointer in mapped or unmaps:
             mapped ^= {event.pointer}
             result.append(event)
             continue
-        result += others.before(event, index in matches.reusing)
-        result.append(others.released(event) if index in matches.unrequested else event)
-        if index in matches.unreleased:
+        result += others.before(event, index in reusing)
+        result.append(others.released(event) if index in unrequested else event)
+        if index in unreleased:
             others.live[event.pointer] = event
     return _without_workers(result)
 
@@ -122,33 +122,24 @@ def _operator_of(path: tuple[str, ...]) -> tuple[str, ...]:
     return path[: next(names, 0)] or path
 
 
-@dataclass(slots=True)
-class _Matches:
-    """Which events, by their index, have no counterpart at their address."""
-
-    unreleased: set[int] = field(default_factory=set)
-    """Requests without a release."""
-    unrequested: set[int] = field(default_factory=set)
-    """Releases without a request."""
-    reusing: set[int] = field(default_factory=set)
-    """Requests that get the address of one without a release."""
-
-    @classmethod
-    def among(cls, events: Sequence[MemoryEvent]) -> "_Matches":
-        found = cls()
-        live: dict[int, int] = {}
-        for index, event in enumerate(events):
-            before = live.pop(event.pointer, None)
-            if event.nbytes < 0:
-                if before is None:
-                    found.unrequested.add(index)
-                continue
-            live[event.pointer] = index
-            if before is not None:
-                found.unreleased.add(before)
-                found.reusing.add(index)
-        found.unreleased.update(live.values())
-        return found
+def _unmatched(events: Sequence[MemoryEvent]) -> tuple[set[int], set[int], set[int]]:
+    """Return which events, by their index, have no counterpart at their address: requests without
+    a release, releases without a request, and requests that get the address of one without a
+    release.
+    """
+    unreleased, unrequested, reusing = set[int](), set[int](), set[int]()
+    live: dict[int, int] = {}
+    for index, event in enumerate(events):
+        before = live.pop(event.pointer, None)
+        if event.nbytes < 0:
+            if before is None:
+                unrequested.add(index)
+            continue
+        live[event.pointer] = index
+        if before is not None:
+            unreleased.add(before)
+            reusing.add(index)
+    return unreleased.union(live.values()), unrequested, reusing
 
 
 @dataclass(slots=True)

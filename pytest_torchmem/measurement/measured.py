@@ -72,8 +72,8 @@ class PhaseMeter:
         self.base = {name: found[f"{name}.all.current"] for name in _COUNTERS}
         self.phase = Phase.BASELINE
         self.spans: list[Span] = []
-        self._first = found[_REQUESTS], found[_RELEASES]
-        self._counted = (0, 0)
+        self._first = found[_REQUESTS] + found[_RELEASES]
+        self._counted = 0
 
     def change(self, phase: Phase) -> None:
         if phase is not self.phase:
@@ -83,13 +83,12 @@ class PhaseMeter:
     def finish(self) -> None:
         self._device.synchronise()
         found = self._statistics()
-        counted = found[_REQUESTS] - self._first[0], found[_RELEASES] - self._first[1]
         peaks, ends = (
             {name: found[f"{name}.all.{what}"] - self.base[name] for name in _COUNTERS}
             for what in ("peak", "current")
         )
-        self.spans.append(Span(self.phase, sum(self._counted), peaks, ends))
-        self._counted = counted
+        self.spans.append(Span(self.phase, self._counted, peaks, ends))
+        self._counted = found[_REQUESTS] + found[_RELEASES] - self._first
         self._device.reset_peaks()
 
     def _statistics(self) -> Counter[str]:
@@ -271,8 +270,6 @@ def run_warm(
     such step, which would change what it works on. The device is the current one meanwhile, and
     afterwards nothing is left there. Raises ``DeviceMemoryError``.
     """
-    failure = ""
-    results: list[T] = []
     with device.current():
         state = device.generator_state()
         try:
@@ -280,7 +277,7 @@ def run_warm(
                 with there() as first:
                     first()
                 gc.collect()
-            results.append(run())
+            return run()
         except device.out_of_memory as error:
             failure = _out_of_memory(device, gpu, error)
             traceback.clear_frames(error.__traceback__)
@@ -288,9 +285,7 @@ def run_warm(
             gc.collect()
             device.empty_cache()
             device.set_generator_state(state)
-    if not results:
-        raise DeviceMemoryError(failure)
-    return results[0]
+    raise DeviceMemoryError(failure)
 
 
 def _profile(
