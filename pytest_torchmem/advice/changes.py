@@ -21,6 +21,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from pytest_torchmem.interception.attribution import Attribution
 from pytest_torchmem.profile.module_paths import fold
+from pytest_torchmem.step.trees import Args, Kwargs
 from pytest_torchmem.torch_private.modes import FunctionMode
 from pytest_torchmem.torch_private.module_calls import ModuleMethods, step_tables
 from pytest_torchmem.torch_private.patches import replaced_all
@@ -31,8 +32,6 @@ Layers: TypeAlias = tuple[str, str]
 
 Function: TypeAlias = Callable[..., Any]
 _Functions: TypeAlias = frozenset[Function]
-Args: TypeAlias = tuple[Any, ...]
-Kwargs: TypeAlias = dict[str, Any]
 Call: TypeAlias = Callable[[Function, nn.Module, Args, Kwargs], Any]
 """Called with torch's own ``Module.__call__``, a module, and what that is called with."""
 
@@ -48,10 +47,9 @@ class _ModuleNames(threading.local):
         self.depth = 0
 
 
-def every_call(how: Callable[[str, int], Call | None]) -> AbstractContextManager[None]:
-    """Have calls of modules done by what ``how(path, depth)`` returns, unless that is ``None``.
-
-    The outermost module has the path ``""`` and the depth 0.
+def every_call(how: Callable[[str, int, nn.Module], Call | None]) -> AbstractContextManager[None]:
+    """Have calls of modules done by what ``how`` returns, called with their path, depth and the
+    module, unless that is ``None``. The outermost module has the path ``""`` and the depth 0.
     """
     names = _ModuleNames()
 
@@ -60,7 +58,7 @@ def every_call(how: Callable[[str, int], Call | None]) -> AbstractContextManager
             if not names.depth and self not in names.known:
                 for path, one in self.named_modules():
                     names.known.setdefault(one, path)
-            other = how(names.known.get(self, ""), names.depth)
+            other = how(names.known.get(self, ""), names.depth, self)
             names.depth += 1
             try:
                 if other is None:
@@ -148,26 +146,23 @@ def observing(found: Observed) -> Iterator[None]:
     mode.forget_unsafe()
 
 
-def _noting_modules(found: Observed) -> Callable[[str, int], Call]:
+def _noting_modules(found: Observed) -> Callable[[str, int, nn.Module], None]:
     """Return what takes note of modules as they are called."""
     seen: WeakSet[nn.Module] = WeakSet()
 
-    def how(path: str, depth: int) -> Call:
-        def call(original: Function, module: nn.Module, args: Args, kwargs: Kwargs) -> Any:
-            if module not in seen:
-                seen.add(module)
-                if path:
-                    layers = fold(path)[0], type(module).__name__
-                    found.layers.setdefault(layers, []).append(path)
-                for name, buffer in module.named_buffers(recurse=False):
-                    if buffer.dtype in (torch.float32, torch.float64):
-                        pattern = fold(f"{path}.{name}" if path else name)[0]
-                        found.buffers[pattern] = found.buffers.get(pattern, 0) + buffer.nbytes
-            return original(module, *args, **kwargs)
+    def note(path: str, depth: int, module: nn.Module) -> None:
+        if module in seen:
+            return
+        seen.add(module)
+        if path:
+            layers = fold(path)[0], type(module).__name__
+            found.layers.setdefault(layers, []).append(path)
+        for name, buffer in module.named_buffers(recurse=False):
+            if buffer.dtype in (torch.float32, torch.float64):
+                pattern = fold(f"{path}.{name}" if path else name)[0]
+                found.buffers[pattern] = found.buffers.get(pattern, 0) + buffer.nbytes
 
-        return call
-
-    return how
+    return note
 
 
 class _Observer(FunctionMode):
@@ -288,7 +283,7 @@ def checkpointed(paths: Collection[str]) -> AbstractContextManager[None]:
         return checkpoint(partial(again, module), *args, use_reentrant=False, **kwargs)
 
     chosen = frozenset(paths)
-    return every_call(lambda path, depth: call if path in chosen else None)
+    return every_call(lambda path, *_: call if path in chosen else None)
 
 
 def under_autocast(device: str) -> AbstractContextManager[None]:
@@ -298,7 +293,7 @@ def under_autocast(device: str) -> AbstractContextManager[None]:
         with torch.autocast(device, dtype=torch.bfloat16):
             return original(module, *args, **kwargs)
 
-    return every_call(lambda path, depth: None if depth else call)
+    return every_call(lambda path, depth, module: None if depth else call)
 
 
 @contextmanager
@@ -329,13 +324,14 @@ def buffers_narrowed(pattern: str) -> AbstractContextManager[None]:
     """Have modules keep buffers of one pattern in bfloat16, from their first call on."""
     parent, _, name = pattern.rpartition(".")
 
-    def call(original: Function, module: nn.Module, args: Args, kwargs: Kwargs) -> Any:
+    def narrow(path: str, depth: int, module: nn.Module) -> None:
+        if fold(path)[0] != parent:
+            return
         buffer = dict(module.named_buffers(recurse=False)).get(name)
         if buffer is not None and buffer.dtype in (torch.float32, torch.float64):
             setattr(module, name, buffer.to(torch.bfloat16))
-        return original(module, *args, **kwargs)
 
-    return every_call(lambda path, depth: call if fold(path)[0] == parent else None)
+    return every_call(narrow)
 
 
 class OverwritingMode(FunctionMode):

@@ -9,6 +9,7 @@ from typing import TypeAlias
 import torch
 
 from pytest_torchmem.advice import changes, graph_changes
+from pytest_torchmem.profile.module_paths import prefixes
 from pytest_torchmem.profile.profile import MemoryProfile, Suggestion
 from pytest_torchmem.units import parse_size
 
@@ -88,10 +89,8 @@ class Checkpoints:
         """Return the kinds of modules whose forward keeps most for the backward."""
         kept = Counter(self._trials.observed.kept)
         for row in self._trials.before.node_table().rows if self._trials.follows_python else ():
-            path = row.module.partition(".")[2]
-            while path:
+            for path in prefixes(row.module.partition(".")[2]):
                 kept[path] += row.fwd_out_saved
-                path = path.rpartition(".")[0]
         every = self._layers.items()
         by_layers = {layers: sum(kept[path] for path in paths) for layers, paths in every}
         least = self._trials.before.peak // _LEAST

@@ -93,13 +93,6 @@ _MACHINE = ("device", "gpu", "host", "calibration", "cudnn", "gpus")
 _CONTAINERS = (list, tuple, torch.Size)
 
 
-class OperatorsAtSizes(NamedTuple):
-    nbytes: dict[int, int]
-    """The bytes of allocations, by their places in the timeline."""
-    missing: tuple[str, ...]
-    """Why some of them are not known, one sentence each."""
-
-
 class OperatorsAt:
     """The operators of a step, with arguments as they grow with its sizes."""
 
@@ -144,7 +137,10 @@ class OperatorsAt:
                 before, now = self._last.bytes_of(place), traced.bytes_of(place)
                 one.agrees = one.agrees and now[-1] - before[-1] == grown
 
-    def at(self, sizes: Sizes) -> OperatorsAtSizes:
+    def at(self, sizes: Sizes) -> tuple[dict[int, int], tuple[str, ...]]:
+        """Return the bytes of allocations, by their places in the timeline, and why some of them
+        are not known, one sentence each.
+        """
         doubts = [why for one in self._calls if (why := one.not_at(sizes)) is not None]
         missing = dict.fromkeys(doubts[:1])  # what follows has sizes that were rounded there
         nbytes: dict[int, int] = {}
@@ -165,7 +161,7 @@ class OperatorsAt:
             takes = any(self._last.bytes_of(place)[-1] for place in one.places)
             if one.decides and not one.agrees and takes:
                 missing[f"what {one.name} takes depends on more than its arguments' shapes"] = None
-        return OperatorsAtSizes(nbytes, tuple(missing))
+        return nbytes, tuple(missing)
 
     def _ask(self, asked: Sequence[_Growing], sizes: Sizes) -> dict[_Growing, tuple[int, ...]]:
         """Return the bytes that each leaves, and then its workspace; nothing of what raised."""

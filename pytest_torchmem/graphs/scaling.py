@@ -109,16 +109,16 @@ class Scaling:
             if type(value) is not int or value < 1:
                 raise UsageError(f"{name}={value!r}: expected a whole number from 1 on")
         asked = self._operators
-        answers = operators_at.OperatorsAtSizes({}, ()) if asked is None else asked.at(sizes)
-        found = figures_of(self._timeline_of(sizes, answers.nbytes))
+        nbytes, missing = ({}, ()) if asked is None else asked.at(sizes)
+        found = figures_of(self._timeline_of(sizes, nbytes))
         figures = {name: found[name] for name in FIGURES if found.get(name) is not None}
         chance = [self._chance] if self._chance else []
-        unknown = sorted(self._missed - set(answers.nbytes))  # and not asked of its operator
+        unknown = sorted(self._missed - set(nbytes))  # and not asked of its operator
         origins = (self._timeline.allocations[place].origin for place in unknown)
         doubts = dict.fromkeys(
             f"{operators_at.where(one)} is no polynomial of the sizes" for one in origins
         )
-        return Prediction(figures, (*chance, *answers.missing, *doubts))
+        return Prediction(figures, (*chance, *missing, *doubts))
 
     def polynomial(self, figure: str = "peak") -> fitting.Polynomial:
         """Return a peak in bytes as a polynomial: what is alive at its moment when sizes are large.
