@@ -264,11 +264,8 @@ def _overwriting(name: str, lines: list[str]) -> changes.StepChange:
     where = f" at {lines[0]}" if lines[0] else ""
     more = f" and {len(lines) - 1} other lines" if len(lines) > 1 else ""
     how = f"{name}_" if name in changes.OVERWRITING else "inplace=True"
-    return changes.StepChange(
-        f"{name} in place ({how}){where}{more}",
-        (partial(changes.OverwritingMode, name, lines),),
-        is_free=True,
-    )
+    text = f"{name} in place ({how}){where}{more}"
+    return changes.StepChange(text, (partial(changes.OverwritingMode, name, lines),), is_free=True)
 
 
 def _losses(trials: Trials) -> Iterator[changes.StepChange]:

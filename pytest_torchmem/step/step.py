@@ -103,11 +103,7 @@ class Step:
         return optimizer
 
     def _run_once(
-        self,
-        model: nn.Module,
-        args: Args,
-        kwargs: Mapping[str, Any],
-        optimizer: torch.optim.Optimizer | None,
+        self, model: nn.Module, args: Args, kwargs: Mapping[str, Any], optimizer: Optimizer | None
     ) -> None:
         output = model(*args, **kwargs)
         loss = self._loss_of(output)
