@@ -491,7 +491,7 @@ def _expandable_size(block: Block) -> int:
 
 
 def _allocatable(block: Block | None) -> bool:
-    return block is not None and not block.allocated and block.waiting is None
+    return block is not None and not block.is_active
 
 
 def _addresses(block: Block | None, enough: int) -> int:
@@ -509,50 +509,44 @@ def segments(
     """Return the segments and their blocks as ``torch.cuda.memory_snapshot`` does. Those of one
     private ``pool``, or all.
     """
-    found: list[dict[str, Any]] = []
-    last: Block | None = None
+    found: list[list[Block]] = []
     for block in allocator.blocks():
-        if pool not in (None, block.pool.owner):
-            continue
-        if last is None or block.before is not last:
-            found.append(
+        if pool in (None, block.pool.owner):
+            if not found or block.before is not found[-1][-1]:
+                found.append([])
+            found[-1].append(block)
+    return [
+        {
+            "device": index,
+            "address": blocks[0].address,
+            "total_size": sum(block.size for block in blocks),
+            "allocated_size": sum(block.size for block in blocks if block.allocated),
+            "active_size": sum(block.size for block in blocks if block.is_active),
+            "requested_size": sum(block.requested for block in blocks if block.is_active),
+            "stream": blocks[0].stream,
+            "segment_type": "small" if blocks[0].pool.is_small else "large",
+            "segment_pool_id": blocks[0].pool.owner,
+            "is_expandable": blocks[0].expandable is not None,
+            "frames": [],
+            "blocks": [
                 {
-                    "device": index,
                     "address": block.address,
-                    "total_size": 0,
-                    "allocated_size": 0,
-                    "active_size": 0,
-                    "requested_size": 0,
-                    "stream": block.stream,
-                    "segment_type": "small" if block.pool.is_small else "large",
-                    "segment_pool_id": block.pool.owner,
-                    "is_expandable": block.expandable is not None,
+                    "size": block.size,
+                    "requested_size": block.requested if block.is_active else 0,
+                    "state": (
+                        "active_allocated"
+                        if block.allocated
+                        else "active_pending_free"
+                        if block.is_active
+                        else "inactive"
+                    ),
                     "frames": [],
-                    "blocks": [],
                 }
-            )
-        segment, last = found[-1], block
-        active = block.allocated or block.waiting is not None
-        segment["total_size"] += block.size
-        segment["allocated_size"] += block.size if block.allocated else 0
-        segment["active_size"] += block.size if active else 0
-        segment["requested_size"] += block.requested if active else 0
-        segment["blocks"].append(
-            {
-                "address": block.address,
-                "size": block.size,
-                "requested_size": block.requested if active else 0,
-                "state": (
-                    "active_allocated"
-                    if block.allocated
-                    else "active_pending_free"
-                    if active
-                    else "inactive"
-                ),
-                "frames": [],
-            }
-        )
-    return found
+                for block in blocks
+            ],
+        }
+        for blocks in found
+    ]
 
 
 class Peaks(NamedTuple):

@@ -267,6 +267,11 @@ class Block:
         """Whether the block is a part of its segment only."""
         return self.before is not None or self.after is not None
 
+    @property
+    def is_active(self) -> bool:
+        """Whether the block is in use, or will be free when the work of other streams is over."""
+        return self.allocated or self.waiting is not None
+
     def part(self, address: int, size: int) -> Block:
         """Return a new block of the same segment."""
         return Block(address, size, self.stream, self.pool, self.expandable)
