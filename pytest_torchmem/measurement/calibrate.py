@@ -181,9 +181,7 @@ def _run(operator: OperatorSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 def _reserve_of(operator: OperatorSpec, result: Any) -> int | None:
     if operator.record.library_state:
-        return int(result.numel() * result.element_size())
+        return int(result.nbytes)
     position = operator.record.library_output
-    if position is None or not isinstance(result[position], Tensor):
-        return None
-    reserve: Tensor = result[position]
-    return reserve.numel() * reserve.element_size()
+    reserve = None if position is None else result[position]
+    return reserve.nbytes if isinstance(reserve, Tensor) else None

@@ -113,23 +113,20 @@ class _Copies:
         return copy
 
     def _whole_copy(self, tensor: Tensor) -> Tensor:
-        storage, is_new = self._copy_storage(tensor.untyped_storage())
+        storage = tensor.untyped_storage()
+        is_new = storage._cdata not in self._storages
+        if is_new:
+            made = torch.UntypedStorage(storage.nbytes(), device=self._device or storage.device)
+            if storage.device.type != "meta" and storage.nbytes():
+                made.copy_(storage)
+            # The original is held as well: its address is the key, and must not be used again.
+            self._storages[storage._cdata] = (storage, made)
+        _, made = self._storages[storage._cdata]
         copy = torch.empty(0, dtype=tensor.dtype, device=self._device or tensor.device)
-        copy.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+        copy.set_(made, tensor.storage_offset(), tensor.shape, tensor.stride())
         if is_new and tensor.is_meta and self._device is not None:
             _fill(copy)
         return copy
-
-    def _copy_storage(self, storage: torch.UntypedStorage) -> tuple[torch.UntypedStorage, bool]:
-        known = self._storages.get(storage._cdata)
-        if known is not None:
-            return known[1], False
-        copy = torch.UntypedStorage(storage.nbytes(), device=self._device or storage.device)
-        if storage.device.type != "meta" and storage.nbytes():
-            copy.copy_(storage)
-        # The original is held as well: its address is the key, and must not be used again.
-        self._storages[storage._cdata] = (storage, copy)
-        return copy, True
 
 
 def _fill(tensor: Tensor) -> None:

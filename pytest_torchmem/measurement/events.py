@@ -202,10 +202,6 @@ _MARK = " (dynamo_timed)"
 _AUTOGRAD_ALONE = f"create_aot_dispatcher_function{_MARK}"
 
 
-def compiles(name: str) -> bool:
-    return name.endswith(_MARK) and name != _AUTOGRAD_ALONE
-
-
 def without_compilations(
     events: Sequence[MemoryEvent], spans: Sequence[tuple[int, int]]
 ) -> list[MemoryEvent]:
@@ -285,7 +281,7 @@ def _read(roots: list[Any], recorded: Recording) -> None:
                 events.append(MemoryEvent(time, size, fields.ptr, path, total))
             continue
         name = node.name
-        if compiles(name):
+        if name.endswith(_MARK) and name != _AUTOGRAD_ALONE:
             compilations.append((node.start_time_ns, node.end_time_ns))
         if name.startswith(MARKS):
             ranges.append(Range(node.start_time_ns, node.end_time_ns, name))

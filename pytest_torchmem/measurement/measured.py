@@ -102,8 +102,8 @@ class PhaseMeter:
             peaks[span.phase] = max(peaks.get(span.phase, 0), span.peaks[counter])
         return peaks
 
-    def ends(self, counter: str, phase: Phase) -> list[int]:
-        return [span.ends[counter] for span in self.spans if span.phase is phase]
+    def ends(self, phase: Phase) -> list[int]:
+        return [span.ends[REQUESTED] for span in self.spans if span.phase is phase]
 
 
 @contextmanager
@@ -185,11 +185,12 @@ def measure(
     step = Step(loss_fn, backward, optimizer, steps)
     step.check(target)
     refuse_misspelt(measure, target, kwargs)
+    gc.collect()
     if device == "cuda":
-        with _as_in_a_trace():
+        with generators_kept(), program_kept():
             return _on_cuda(target, args, kwargs, step)
     there = on_copies(torch.device("cpu"), target, args, kwargs, step)
-    with _as_in_a_trace(), recording() as recorded, there as run:
+    with generators_kept(), program_kept(), recording() as recorded, there as run:
         before = labels_before(target, args, kwargs)
         with mark(STEP):
             outliving = run(_begins)
@@ -208,14 +209,6 @@ def measure(
         timeline=timeline,
         **figures_of(timeline),
     )
-
-
-@contextmanager
-def _as_in_a_trace() -> Iterator[None]:
-    """Run a step under what a trace, too, keeps apart from it."""
-    gc.collect()
-    with generators_kept(), program_kept():
-        yield
 
 
 def _begins() -> None:
@@ -315,12 +308,12 @@ def _profile(
         device="cuda",
         gpu=gpu.name,
         host="here",
-        baseline=max(meter.ends(REQUESTED, Phase.BASELINE), default=0),
+        baseline=max(meter.ends(Phase.BASELINE), default=0),
         forward_peak=requested.get(Phase.FORWARD),
         backward_peak=requested.get(Phase.BACKWARD),
         optimizer_peak=requested.get(Phase.OPTIMIZER),
         peak=max(requested.values()),
-        retained=max(meter.ends(REQUESTED, Phase.FORWARD), default=None),
+        retained=max(meter.ends(Phase.FORWARD), default=None),
         end=meter.spans[-1].ends[REQUESTED],
         allocated_peak=max(meter.peaks(ALLOCATED).values()),
         reserved_peak=max(meter.peaks(RESERVED).values()),
