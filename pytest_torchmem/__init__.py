@@ -4,8 +4,6 @@ pytest imports this package at every start because of the plugin's entry point; 
 import torch, so that a run which measures no memory pays nothing for it.
 """
 
-from __future__ import annotations
-
 import gc
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

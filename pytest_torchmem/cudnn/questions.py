@@ -11,8 +11,6 @@ Nothing is imported or loaded to find a cuDNN: the wheel of ``nvidia-cudnn-cu13`
 ``site-packages``, the same that a CUDA build of torch loads cuDNN from.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import sys

@@ -8,8 +8,6 @@ frames of a traceback. C++ would read memory that is not there, and the next tra
 was on a GPU for a tensor of the host.
 """
 
-from __future__ import annotations
-
 import functools
 import gc
 import os

@@ -23,8 +23,6 @@ trace the engine always adds out of place. Such an addition is recognised here, 
 hands back the first gradient as the sum.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 from bisect import bisect_right
@@ -266,7 +264,7 @@ class References(NamedTuple):
     storage: int
 
     @classmethod
-    def to(cls, tensor: Tensor, python: int) -> References:
+    def to(cls, tensor: Tensor, python: int) -> "References":
         """Count them now; ``python`` is ``sys.getrefcount`` where the interceptor stands."""
         of_storage = private.storage_use_count(private.storage_address(tensor))
         return cls(python, private.tensor_use_count(tensor), of_storage)

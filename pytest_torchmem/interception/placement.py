@@ -13,8 +13,6 @@ handed the number and never the tensor; when the next operator arrives the node 
 it.
 """
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager

@@ -4,8 +4,6 @@ native/EmbeddingBag.cpp, native/cuda/EmbeddingBag.cu; native/Embedding.cpp, nati
 and EmbeddingBackwardKernel.cu.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -53,7 +51,7 @@ class Bags(NamedTuple):
     include_last_offset: bool
     padding_idx: int
 
-    def promoted(self) -> Bags:
+    def promoted(self) -> "Bags":
         """Return the same of positions of one type."""
         indices, offsets = _promoted(self.indices, self.offsets)
         return self._replace(indices=indices, offsets=offsets)

@@ -13,8 +13,6 @@ Sizes, strides and offsets of a nested tensor's parts stay on the host; a kernel
 those that it needs.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise

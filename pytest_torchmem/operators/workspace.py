@@ -21,8 +21,6 @@ copy what does not lie in the memory format that they want, gradients mostly: au
 the expanded gradient of a sum, or one that was transposed.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -97,9 +95,9 @@ class Workspace(NamedTuple):
     unknown: tuple[str, ...] = ()
     estimated: tuple[str, ...] = ()
     calibrated: tuple[str, ...] = ()
-    questions: tuple[WorkspaceKey, ...] = ()
+    questions: tuple["WorkspaceKey", ...] = ()
     told: tuple[str, ...] = ()
-    answers: tuple[LibraryAnswer, ...] = ()
+    answers: tuple["LibraryAnswer", ...] = ()
 
     @property
     def nbytes(self) -> int:

@@ -1,7 +1,5 @@
 """What a snapshot would hold of a profile, and a profile's figures against those of an entry."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -32,7 +30,7 @@ if TYPE_CHECKING:
 
 def entry_of(
     key: Key,
-    profile: MemoryProfile,
+    profile: "MemoryProfile",
     alive: Callable[[], Alive] | None = None,
     measured: Mapping[str, Measured] | None = None,
     code: Callable[[], Mapping[str, str]] = dict,

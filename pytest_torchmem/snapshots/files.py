@@ -4,8 +4,6 @@ What is no ordinary file (``/dev/null``, a pipe) is written into and stays what 
 waited for. The JSON of files that people review is strict to read, and has one value a line.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import hashlib

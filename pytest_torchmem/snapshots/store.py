@@ -1,7 +1,5 @@
 """Snapshot files on disk, merge conflicts included, and what an update changes in one."""
 
-from __future__ import annotations
-
 import errno
 import json
 import re

@@ -29,8 +29,6 @@ Where a library decides what a kernel takes (cuDNN, cuSOLVER, cuFFT), only a GPU
 A trace asks a ``Calibration`` for exactly these, by operator, geometry and GPU.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -237,7 +235,7 @@ class WorkspaceSize(NamedTuple):
     workspace: int
     reserve: int | None = None
 
-    def largest(self, other: WorkspaceSize) -> WorkspaceSize:
+    def largest(self, other: "WorkspaceSize") -> "WorkspaceSize":
         """Return the larger of both, number by number."""
         reserves = [found for found in (self.reserve, other.reserve) if found is not None]
         return WorkspaceSize(max(self.workspace, other.workspace), max(reserves, default=None))

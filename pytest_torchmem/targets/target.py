@@ -1,7 +1,5 @@
 """The machine that a trace stands for: a host, and with fake cuda a GPU and its index beside it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -82,7 +80,7 @@ class Target:
     """How many GPUs there are, where there is one."""
     world: World | None = None
     """The process of a distributed program that is traced, if it is one."""
-    cudnn: Library | None = None
+    cudnn: "Library | None" = None
     """The cuDNN that can be asked about the GPU."""
     why_no_cudnn: str = ""
     index: int = 0

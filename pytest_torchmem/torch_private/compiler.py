@@ -3,8 +3,6 @@
 And what torch's functions import of its compiler where they run without it.
 """
 
-from __future__ import annotations
-
 import builtins
 import ctypes
 import logging

@@ -9,8 +9,6 @@ the attribute with the shard right before it calls one.
 Operators on ``meta`` tensors run in C++ alone, with the geometry that kernels have.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Dispatch keys, those of a thread, and what torch says of an operator: schema and kernels."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any, cast

@@ -1,7 +1,5 @@
 """The code that a test leads to: a snapshot has two letters for each line of these functions."""
 
-from __future__ import annotations
-
 import ast
 import os
 import re

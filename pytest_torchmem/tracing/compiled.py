@@ -7,8 +7,6 @@ operator by operator; at the level ``"inductor"`` the output code of Inductor ru
 reuses and deletes buffers as it decided, with kernels that do nothing.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -347,7 +345,7 @@ class Compiled:
 
     def _allocate(
         self,
-        buffer: inductor.OutputBuffer,
+        buffer: "inductor.OutputBuffer",
         device: str,
         size: Any,
         stride: Any,
@@ -403,7 +401,7 @@ class _Backend:
         return self._compiled.compile(self._key, self._original, graph, inputs)
 
 
-def _origin(origin: Origin, buffer: inductor.OutputBuffer) -> Origin:
+def _origin(origin: Origin, buffer: "inductor.OutputBuffer") -> Origin:
     """Return the origin of a buffer, where Inductor knows more than the call of the graph tells."""
     if not buffer.name:
         return origin

@@ -5,8 +5,6 @@ that Python keeps (``gc.get_referrers``) and the variables of running functions,
 3.11 are no objects of the collector's. Garbage is told with the program's objects in it.
 """
 
-from __future__ import annotations
-
 import dis
 import gc
 import linecache

@@ -4,8 +4,6 @@ What keeps a tensor is known by its name. The line at which a list is filled, or
 read from the source, where one line alone does it.
 """
 
-from __future__ import annotations
-
 import ast
 import linecache
 import os

@@ -5,8 +5,6 @@ are still alive (``holders.py``). What it takes to see this would be felt by the
 the figures are those of the first trace.
 """
 
-from __future__ import annotations
-
 import gc
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping

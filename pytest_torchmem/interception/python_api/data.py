@@ -11,8 +11,6 @@ tensor and gives it a Python object of that class (torch/csrc/autograd/ python_v
 Storages are read from files, mapped, resized, and made for random states.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress

@@ -9,8 +9,6 @@ then. It does so on the same addresses: intermediate tensors have their contents
 although nothing in the program holds them any more.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -171,7 +169,7 @@ class RandomPlace:
     random_state: Tensor
 
     @classmethod
-    def now(cls, generator: torch.Generator) -> RandomPlace:
+    def now(cls, generator: torch.Generator) -> "RandomPlace":
         return cls(generator, generators.state_of(generator))
 
     def restore_random_numbers(self) -> None:

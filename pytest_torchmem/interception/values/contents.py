@@ -8,8 +8,6 @@ A budget is never counted in time, so that a trace is the same on every machine.
 tensors are always kept.
 """
 
-from __future__ import annotations
-
 import ctypes
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -70,7 +68,7 @@ class Values(Enum):
         """Whether a guess may be told by a profile: there is one, and it is to have guesses."""
         return not (self.stands or self is Values.REAL)
 
-    def budget(self) -> ValuesBudget | None:
+    def budget(self) -> "ValuesBudget | None":
         """Return what the values of a pass may take, ``None`` for any amount."""
         if self is Values.ASKED_FOR:
             return ValuesBudget(8 << 20, 10_000_000)

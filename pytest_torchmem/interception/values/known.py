@@ -6,8 +6,6 @@ give what they would. Small integers and booleans are always kept (token ids, ma
 else where values are real (``contents.py``).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
