@@ -391,17 +391,14 @@ class CachingAllocator:
         """
         if not self.options.expandable_segments:
             # Switched off in the meantime: only blocks of ordinary segments are taken.
-            while position < len(blocks) and blocks[position][2].expandable is not None:
-                position += 1
-            return position if position < len(blocks) else -1
-        following = position + 1
+            rest = range(position, len(blocks))
+            return next((one for one in rest if blocks[one][2].expandable is None), -1)
         while (
-            blocks[position][2].expandable is not None
-            and following < len(blocks)
-            and _expandable_size(blocks[following][2]) < _expandable_size(blocks[position][2])
+            position + 1 < len(blocks)
+            and blocks[position][2].expandable is not None
+            and _expandable_size(blocks[position + 1][2]) < _expandable_size(blocks[position][2])
         ):
-            position = following
-            following += 1
+            position += 1
         return position
 
     def _expand(self, pool: Pool, size: int, stream: int) -> Block | None:

@@ -184,7 +184,7 @@ def _roundup_power2_divisions(options: AllocatorOptions, value: list[str]) -> Al
     """One number for all sizes, or ``[256:1,512:2,>:8]``: MiB from which on, and divisions."""
     if value and ":" not in value:
         divisions = _whole(value)
-        _power_of_two(divisions, "For roundups, the divisions has to be power of 2 ")
+        _power_of_two(divisions, "divisions has to be power of 2")
         return options._replace(roundup_power2_divisions=(divisions,) * _INTERVALS)
     if not value:
         return options
@@ -194,15 +194,12 @@ def _roundup_power2_divisions(options: AllocatorOptions, value: list[str]) -> Al
         boundary, _, written = pair.partition(":")
         divisions = _whole([written])
         if divisions:
-            _power_of_two(
-                divisions,
-                "For roundups, the divisions has to be power of 2 or 0 to disable roundup ",
-            )
+            _power_of_two(divisions, "divisions has to be power of 2 or 0 to disable roundup")
         if boundary == ">":
             table[last + 1 :] = [divisions] * (_INTERVALS - last - 1)
             continue
         mib = _whole([boundary])
-        _power_of_two(mib, "For roundups, the intervals have to be power of 2 ")
+        _power_of_two(mib, "intervals have to be power of 2")
         index = min(mib.bit_length() - 1, _INTERVALS - 1)
         if first:
             table[:index] = [divisions] * index
@@ -218,9 +215,9 @@ def _whole(value: list[str]) -> int:
     return int(value[0])
 
 
-def _power_of_two(number: int, message: str) -> None:
+def _power_of_two(number: int, rule: str) -> None:
     if number <= 0 or number & (number - 1):
-        raise ValueError(message.strip())
+        raise ValueError(f"For roundups, the {rule}")
 
 
 _PARSERS: dict[str, _Parser] = {
