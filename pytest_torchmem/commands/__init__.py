@@ -1,1 +1,1 @@
-"""Commands of `torchmem` that trace, or show a profile or what a snapshot has."""
+"""Commands of `torchmem` that trace, show a profile, or are about snapshot files."""

@@ -158,13 +158,10 @@ def _line_that_asks() -> str:
     return f"{shown(frames[0].f_code.co_filename)}:{frames[0].f_lineno}"
 
 
-_OWN = ("torchmem", "request")
-
-
 def sees_anything(item: pytest.Item) -> bool:
     """Tell whether anything but the body of a test could see a GPU."""
     parameters = getattr(getattr(item, "callspec", None), "params", ())
-    fixtures = set(getattr(item, "fixturenames", ())) - {*_OWN, *parameters}
+    fixtures = set(getattr(item, "fixturenames", ())) - {"torchmem", "request", *parameters}
     conditions = [text for mark in item.iter_markers("skipif") for text in mark.args]
     return (
         bool(fixtures)
