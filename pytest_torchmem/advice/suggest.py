@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import torch
 
-from pytest_torchmem.advice import changes, graph_changes
+from pytest_torchmem.advice import changes
 from pytest_torchmem.profile.module_paths import prefixes
 from pytest_torchmem.profile.profile import MemoryProfile, Suggestion
 from pytest_torchmem.units import parse_size
@@ -25,7 +25,7 @@ class Trials:
         self.observed = changes.Observed()
         self.follows_python = before.level == "eager"
         """Whether the program's functions and modules are called; compiled ones are not."""
-        observing = changes.observing if self.follows_python else graph_changes.observing
+        observing = changes.observing if self.follows_python else changes.observing_graphs
         with observing(self.observed):
             self.before = again()
         self._flops = operations(self.before)
@@ -136,7 +136,7 @@ class Checkpoints:
             number, of = len(self._layers[layers]), f"{self._kind(layers)}of {layers[0]}"
             every = f"each {of} ({number})" if number > 1 else layers[0]
             parts.append(every if count == number else f"{count} {of}")
-        how = changes.checkpointed if self._trials.follows_python else graph_changes.checkpointed
+        how = changes.checkpointed if self._trials.follows_python else changes.graphs_checkpointed
         change = changes.StepChange(
             f"checkpoint {' and '.join(parts)}: "
             "torch.utils.checkpoint.checkpoint(module, x, use_reentrant=False)",
@@ -282,7 +282,7 @@ def _losses(trials: Trials) -> Iterator[changes.StepChange]:
         yield changes.StepChange(
             f"the loss{where} and its linear layer in {changes.CHUNKS} chunks of rows, each under "
             "torch.utils.checkpoint.checkpoint",
-            (chunked if trials.follows_python else partial(graph_changes.chunked_loss, line),),
+            (chunked if trials.follows_python else partial(changes.chunked_loss, line),),
         )
 
 

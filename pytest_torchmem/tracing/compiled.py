@@ -247,7 +247,7 @@ class Compiled:
     def _compile(self, original: Any, graph: fx.GraphModule, inputs: Sequence[Any]) -> Any:
         """Compile a graph at the level that the trace reaches."""
         # Few traces compile anything, and no other waits for these modules.
-        from pytest_torchmem.advice.graph_changes import change_graph
+        from pytest_torchmem.advice.changes import change_graph
 
         change_graph(graph)
         line = self._interceptor.parts.attribution.user_line()
