@@ -29,11 +29,7 @@ from pytest_torchmem.reports.difference import (
 from pytest_torchmem.reports.files import plain_cause, plain_changes
 from pytest_torchmem.reports.layout import coloured, columns, joined, tabulated, wrapped
 from pytest_torchmem.reports.sources import Source, load_sources
-from pytest_torchmem.snapshots.calibration import (
-    StoredCalibration,
-    place_name,
-    read_calibration_file,
-)
+from pytest_torchmem.snapshots import calibration
 from pytest_torchmem.snapshots.files import write
 from pytest_torchmem.snapshots.format import Entry
 from pytest_torchmem.snapshots.location import DIRECTORY, is_calibration
@@ -313,19 +309,19 @@ def _files_at(path: Path) -> list[Path]:
 def _read(file: Path) -> tuple[Stored[Any, Any], Iterator[str]]:
     """Return a snapshot or calibration file, and how it is shown."""
     if is_calibration(file.resolve()):
-        calibration = read_calibration_file(file)
-        return calibration, _figures(calibration)
+        found = calibration.read_calibration_file(file)
+        return found, _figures(found)
     stored = read(file)
     return stored, (
         f"{key}: {line}" for key in sorted(stored.entries) for line in _lines(stored.entries[key])
     )
 
 
-def _figures(stored: StoredCalibration) -> Iterator[str]:
+def _figures(stored: calibration.StoredCalibration) -> Iterator[str]:
     for place, figure in sorted(stored.entries.items(), key=lambda item: item[0]):
-        yield f"{place_name(place)}: workspace {_exact(figure.workspace)}"
+        yield f"{calibration.place_name(place)}: workspace {_exact(figure.workspace)}"
         if figure.reserve is not None:
-            yield f"{place_name(place)}: reserve {_exact(figure.reserve)}"
+            yield f"{calibration.place_name(place)}: reserve {_exact(figure.reserve)}"
 
 
 def _lines(entry: Entry) -> Iterable[str]:

@@ -28,16 +28,9 @@ from pytest_torchmem.printable import working_directory
 from pytest_torchmem.profile.module_paths import fold
 from pytest_torchmem.profile.timeline import Origin, Phase
 from pytest_torchmem.step.trees import modules_by_path
+from pytest_torchmem.torch_private import tensors
 from pytest_torchmem.torch_private.modes import NoFunctionModes, not_jit_tracing
 from pytest_torchmem.torch_private.module_calls import ModuleMethods
-from pytest_torchmem.torch_private.tensors import (
-    ENGINE_CODE,
-    VMAP_CODE,
-    current_graph_task,
-    current_node,
-    node_number,
-    sequence_number,
-)
 
 _TORCH_ROOT = os.path.dirname(torch.__file__) + os.sep
 _FUNCTORCH = os.path.join(_TORCH_ROOT, "_functorch", "")
@@ -159,11 +152,11 @@ class Attribution:
         """Return the origin of an operator issued now from ``frame``. ``node`` is the sequence
         number of the autograd node that is running, if it is at hand; -1 for none.
         """
-        modules, recomputed, task = self._modules.calls, False, current_graph_task()
+        modules, recomputed, task = self._modules.calls, False, tensors.current_graph_task()
         if task == -1:
             place = (modules[-1][0] if modules else "", self._line(frame))
             made = self._places
-            self.node_number = number = sequence_number()
+            self.node_number = number = tensors.sequence_number()
             if made.last < number:  # as ``_note_nodes``
                 made.add(number, place)
         elif modules and modules[-1][1] == task:
@@ -207,7 +200,7 @@ class Attribution:
 
     def _note_nodes(self, place: _Place) -> None:
         """Give the nodes that were made since the last operator, and that of this one, a place."""
-        number, made = sequence_number(), self._places
+        number, made = tensors.sequence_number(), self._places
         self.node_number = number
         if made.last < number:
             made.add(number, place)
@@ -254,7 +247,7 @@ class Attribution:
         # ``_engine_run_backward(t_outputs, *args)``: gradients, keep_graph, create_graph, inputs
         # (torch/autograd/graph.py; torch/csrc/autograd/python_engine.cpp, run_backward).
         asked = (*frame.f_locals["args"][1:3], False, False)
-        task = current_graph_task()
+        task = tensors.current_graph_task()
         if asked[1] is True:
             self._creating.add(task)
         # ``torch.func.grad`` asks for a graph, whether a program uses it or not
@@ -263,7 +256,7 @@ class Attribution:
         functional = any(one and one.f_code.co_filename.startswith(_FUNCTORCH) for one in callers)
         creates = asked[1] is True and not functional
         # While operators run, functorch has left its levels.
-        vmapped = functional and any(one.f_code is VMAP_CODE for one in outward(frame))
+        vmapped = functional and any(one.f_code is tensors.VMAP_CODE for one in outward(frame))
         if task not in self._backwards and _engine_frame(frame.f_back) is None:
             self.facts.backward(asked[0] is True, creates, vmapped, self._line(frame))
         self._backwards.add(task)
@@ -298,7 +291,7 @@ class Attribution:
         """Give the nodes of views that were made since the last operator to who calls a module.
         Views do not come to the interceptor, which sees nodes when the next operator runs.
         """
-        modules, places, number = self._modules, self._places, sequence_number()
+        modules, places, number = self._modules, self._places, tensors.sequence_number()
         modules.left = _NOT_LEFT
         if task == -1 and places.numbers and places.numbers[-1] < number:
             module = modules.calls[-1][0] if modules.calls else ""
@@ -308,7 +301,7 @@ class Attribution:
         """Give the nodes of views at the end of a module's call to that module. Their line is not
         known: it is that of the last operator or call in the module, if any.
         """
-        modules, places, number = self._modules, self._places, sequence_number()
+        modules, places, number = self._modules, self._places, tensors.sequence_number()
         if task == -1 and places.numbers and places.numbers[-1] < number:
             path, (module, line) = modules.calls[-1][0], places.places[-1]
             returned, code, at = modules.left
@@ -346,7 +339,7 @@ class Attribution:
     def _path_before(self, module: nn.Module) -> str:
         """Return the path of a module that no other calls; a checkpoint calls one by itself."""
         name = type(module).__name__
-        if current_graph_task() == -1:
+        if tensors.current_graph_task() == -1:
             return name
         for _, root, paths in self._paths.values():  # which may be gone: graphs hold what they call
             path, reference = paths.get(id(module), ("", None))
@@ -356,8 +349,8 @@ class Attribution:
 
     def _backward_place(self, number: int | None) -> _Place:
         if number is None:
-            node = current_node()
-            number = node_number(node)
+            node = tensors.current_node()
+            number = tensors.node_number(node)
         if number == -1:
             self.node_number = 0
             return _NOWHERE
@@ -374,7 +367,7 @@ class Attribution:
     def _line_in_backward(self, frame: FrameType | None) -> str:
         """Return the innermost line of Python that the backward has called, "" if none."""
         inner = frame
-        while inner is not None and inner.f_code is not ENGINE_CODE:
+        while inner is not None and inner.f_code is not tensors.ENGINE_CODE:
             known = self._codes.get(id(inner.f_code))
             kind = known[1] if known is not None else _classify(inner.f_code.co_filename)
             if kind == _USER:
@@ -426,7 +419,7 @@ class _Following:
             stack = attribution._modules.calls
             if stack and stack[-1][2] is self:  # a subclass's ``__call__`` that calls ours
                 return original(self, *args, **kwargs)
-            task = current_graph_task()
+            task = tensors.current_graph_task()
             if attribution.on_outermost_call is not None and not stack and task == -1:
                 # It asks for sizes, which would be written down, or handed to a program's mode.
                 with not_jit_tracing(), NoFunctionModes():
@@ -547,7 +540,7 @@ def _line_of_asker(innermost: FrameType | None) -> str:
 
 def _engine_frame(frame: FrameType | None) -> FrameType | None:
     """Return the innermost frame that asks the autograd engine for a backward."""
-    return next((one for one in outward(frame) if one.f_code is ENGINE_CODE), None)
+    return next((one for one in outward(frame) if one.f_code is tensors.ENGINE_CODE), None)
 
 
 @lru_cache(maxsize=4096)

@@ -18,17 +18,8 @@ from pytest_torchmem.errors import UnsupportedOperatorError
 from pytest_torchmem.interception.ledger import Ledger, StorageRecord
 from pytest_torchmem.interception.values.computed import HALVES, laid_out_as, to_single
 from pytest_torchmem.interception.values.known import KnownValues
+from pytest_torchmem.operators import layouts
 from pytest_torchmem.operators.calls import GivenCall
-from pytest_torchmem.operators.layouts import (
-    COMPRESSED,
-    compressed_indices,
-    compressed_like,
-    difference_on_gpu,
-    sparse_of,
-    sum_on_gpu,
-    unsupported_layout,
-    written_to_first,
-)
 from pytest_torchmem.operators.spec import OperatorSpec
 from pytest_torchmem.step.trees import Args, Kwargs, argument_tensors, replace_tensors
 from pytest_torchmem.targets.gpus import Gpu
@@ -61,7 +52,7 @@ def run_sparse(
         return run_sparse_kernel(keys.SPARSE_CPU, operator.overload, *args, **kwargs), True
     twins = _twins(known, operator, args, kwargs)
     if twins is None:
-        raise unsupported_layout(operator.overload, "its arguments are sparse tensors")
+        raise layouts.unsupported_layout(operator.overload, "its arguments are sparse tensors")
     return _by_structure(known, operator, *twins), False
 
 
@@ -107,8 +98,10 @@ def _by_structure(
         real = operator.overload(*args, **kwargs)
 
     def hollow(tensor: Tensor) -> Tensor:
-        if tensor.layout not in (torch.strided, torch.sparse_coo, *COMPRESSED):
-            raise unsupported_layout(operator.overload, f"it makes tensors of {tensor.layout}")
+        if tensor.layout not in (torch.strided, torch.sparse_coo, *layouts.COMPRESSED):
+            raise layouts.unsupported_layout(
+                operator.overload, f"it makes tensors of {tensor.layout}"
+            )
         parts = strided_parts(tensor)
         made = [place.new_empty(part.shape, dtype=part.dtype) for part in parts]
         for index, part in zip(made[:-1], parts[:-1], strict=True):  # whose values are known
@@ -120,8 +113,8 @@ def _by_structure(
 
 def has_compressed(args: Args, kwargs: Kwargs) -> bool:
     """Return whether a compressed tensor is among an operator's arguments, or asked for."""
-    return kwargs.get("layout") in COMPRESSED or any(
-        tensor.layout in COMPRESSED for tensor in argument_tensors((args, kwargs))
+    return kwargs.get("layout") in layouts.COMPRESSED or any(
+        tensor.layout in layouts.COMPRESSED for tensor in argument_tensors((args, kwargs))
     )
 
 
@@ -134,7 +127,7 @@ def storage_holder(tensor: Tensor) -> Tensor:
     """Return the tensor whose storage tells where ``tensor`` is: the values of a sparse one."""
     if tensor.layout is torch.sparse_coo:
         return sparse_values(tensor)
-    return tensor.values() if tensor.layout in COMPRESSED else tensor
+    return tensor.values() if tensor.layout in layouts.COMPRESSED else tensor
 
 
 def without_entries(tensor: Tensor) -> Tensor:
@@ -142,10 +135,12 @@ def without_entries(tensor: Tensor) -> Tensor:
     if tensor.layout is torch.sparse_coo:
         dense = tensor.shape[tensor.sparse_dim() :]
         indices = torch.empty((tensor.sparse_dim(), 0), dtype=torch.int64)
-        return sparse_of(tensor.shape, indices, torch.empty((0, *dense), dtype=tensor.dtype), True)
-    compressed, plain = compressed_indices(tensor)
+        return layouts.sparse_of(
+            tensor.shape, indices, torch.empty((0, *dense), dtype=tensor.dtype), True
+        )
+    compressed, plain = layouts.compressed_indices(tensor)
     values = tensor.values()
-    return compressed_like(
+    return layouts.compressed_like(
         tensor,
         torch.zeros(compressed.shape, dtype=compressed.dtype),
         torch.empty((*plain.shape[:-1], 0), dtype=plain.dtype),
@@ -177,7 +172,7 @@ def run_compressed(
             return kernel(args, kwargs, machine=machine), True
         own = keys.has_kernel(operator.overload.name(), keys.COMPRESSED_CPU)
         if own and not operator.shared.compressed_by_operators:
-            raise unsupported_layout(
+            raise layouts.unsupported_layout(
                 operator.overload, "its arguments are compressed sparse tensors"
             )
         return run_sparse_kernel(keys.COMPRESSED_CPU, operator.overload, *args, **kwargs), True
@@ -193,10 +188,10 @@ _NO_KERNEL = "not implemented for"
 """What the CPU says of a type that a kernel does not know (ATen/Dispatch.h)."""
 #: Operators whose outputs have other entries on a GPU.
 _OTHERS_ON_GPU = {
-    "aten::add.Tensor": sum_on_gpu,
-    "aten::add_.Tensor": written_to_first(sum_on_gpu),
-    "aten::sub.Tensor": difference_on_gpu,
-    "aten::sub_.Tensor": written_to_first(difference_on_gpu),
+    "aten::add.Tensor": layouts.sum_on_gpu,
+    "aten::add_.Tensor": layouts.written_to_first(layouts.sum_on_gpu),
+    "aten::sub.Tensor": layouts.difference_on_gpu,
+    "aten::sub_.Tensor": layouts.written_to_first(layouts.difference_on_gpu),
 }
 
 
@@ -314,16 +309,16 @@ class SparseValues:
 def strided_parts(tensor: Tensor) -> tuple[Tensor, ...]:
     if tensor.layout is torch.sparse_coo:
         return sparse_indices(tensor), sparse_values(tensor)
-    if tensor.layout in COMPRESSED:
-        return (*compressed_indices(tensor), tensor.values())
+    if tensor.layout in layouts.COMPRESSED:
+        return (*layouts.compressed_indices(tensor), tensor.values())
     return (tensor,)
 
 
 def put_together(tensor: Tensor, parts: list[Any]) -> Tensor:
     """Return a tensor like another of the strided tensors that it consists of."""
     if tensor.layout is torch.sparse_coo:
-        return sparse_of(tensor.shape, parts[0], parts[1], tensor.is_coalesced())
-    if tensor.layout in COMPRESSED:
-        return compressed_like(tensor, *parts)
+        return layouts.sparse_of(tensor.shape, parts[0], parts[1], tensor.is_coalesced())
+    if tensor.layout in layouts.COMPRESSED:
+        return layouts.compressed_like(tensor, *parts)
     whole: Tensor = parts[0]
     return whole

@@ -19,12 +19,7 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.operators.workspace import Buffer, on_meta
-from pytest_torchmem.step.trees import (
-    argument_leaves,
-    argument_tensors,
-    replace_leaves,
-    replace_tensors,
-)
+from pytest_torchmem.step import trees
 from pytest_torchmem.torch_private import keys
 from pytest_torchmem.torch_private.kernels import Ran, recorded, run_composite_implicit
 
@@ -77,14 +72,14 @@ class CompositeCall(GivenCall):
         """
         # In inference mode operators come as they are called, composite ones too.
         with self.trace.working(), torch.inference_mode(False):
-            beside = replace_tensors((list(self.args), dict(self.kwargs)), on_meta)
+            beside = trees.replace_tensors((list(self.args), dict(self.kwargs)), on_meta)
             result, every = recorded(self.overload, *beside[0], **beside[1])
-        own = [ref(tensor) for tensor in argument_tensors(beside)]
-        given = argument_tensors((self.args, self.kwargs))
+        own = [ref(tensor) for tensor in trees.argument_tensors(beside)]
+        given = trees.argument_tensors((self.args, self.kwargs))
         meant = {id(one): tensor for one, tensor in zip(own, given, strict=True)}
         for ran in every:
             _run_again(ran, meant)
-        returned = replace_tensors(result, lambda tensor: meant[id(ref(tensor))])
+        returned = trees.replace_tensors(result, lambda tensor: meant[id(ref(tensor))])
         while meant:  # C++ gives back the last first
             meant.popitem()
         return returned
@@ -94,19 +89,19 @@ def _run_again(ran: Ran, meant: dict[int, Tensor]) -> None:
     """Run an operator on the tensors that are meant by weak references, by the ids of these."""
     for one in ran.gone:
         meant.pop(id(one), None)
-    args, kwargs = replace_leaves((ran.args, ran.kwargs), ref, lambda one: meant[id(one)])
-    made = argument_tensors(ran.operator(*args, **kwargs))
-    meant.update((id(one), made.pop(0)) for one in argument_leaves(ran.result, ref))
+    args, kwargs = trees.replace_leaves((ran.args, ran.kwargs), ref, lambda one: meant[id(one)])
+    made = trees.argument_tensors(ran.operator(*args, **kwargs))
+    meant.update((id(one), made.pop(0)) for one in trees.argument_leaves(ran.result, ref))
 
 
 def meta_result(operator: keys.OpOverload, *args: Any, **kwargs: Any) -> Any:
     """Return what ``operator`` returns for its arguments on ``meta``."""
-    return operator(*replace_tensors(args, on_meta), **replace_tensors(kwargs, on_meta))
+    return operator(*trees.replace_tensors(args, on_meta), **trees.replace_tensors(kwargs, on_meta))
 
 
 def outputs(call: GivenCall) -> Any:
     """Make the outputs of a structured operator."""
-    return replace_tensors(meta_result(call.overload, *call.args, **call.kwargs), empty_as)
+    return trees.replace_tensors(meta_result(call.overload, *call.args, **call.kwargs), empty_as)
 
 
 def empty_as(geometry: Tensor) -> Tensor:

@@ -21,34 +21,28 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from pytest_torchmem.torch_private.names import (
-    TORCH_VERSION,
-    listed,
-    private_if_imported,
-    private_name,
-    private_name_if_imported,
-)
+from pytest_torchmem.torch_private import names
 from pytest_torchmem.torch_private.patches import nothing_replaced, replaced
 
-_graph_lowering = private_if_imported("torch._inductor.graph.GraphLowering")
-_TO_MODULE = private_name_if_imported(
+_graph_lowering = names.private_if_imported("torch._inductor.graph.GraphLowering")
+_TO_MODULE = names.private_name_if_imported(
     "torch._inductor.graph.GraphLowering._compile_to_module_lines"
 )
-_async_compile = private_if_imported("torch._inductor.async_compile")
-_vector_instructions = private_if_imported("torch._inductor.cpu_vec_isa")
-_config = private_if_imported("torch._inductor.config")
-_compile_fx = private_if_imported("torch._inductor.compile_fx")
-_joint_passes = private_if_imported("torch._inductor.fx_passes.joint_graph")
-_post_passes = private_if_imported("torch._inductor.fx_passes.post_grad")
-_overrides = private_if_imported("torch._inductor.codegen.common.get_device_op_overrides")
-_ahead_of_time = private_if_imported("torch._functorch.config")
-_device_interface = private_if_imported("torch._dynamo.device_interface")
-_cuda_interface = private_if_imported("torch._dynamo.device_interface.CudaInterface")
+_async_compile = names.private_if_imported("torch._inductor.async_compile")
+_vector_instructions = names.private_if_imported("torch._inductor.cpu_vec_isa")
+_config = names.private_if_imported("torch._inductor.config")
+_compile_fx = names.private_if_imported("torch._inductor.compile_fx")
+_joint_passes = names.private_if_imported("torch._inductor.fx_passes.joint_graph")
+_post_passes = names.private_if_imported("torch._inductor.fx_passes.post_grad")
+_overrides = names.private_if_imported("torch._inductor.codegen.common.get_device_op_overrides")
+_ahead_of_time = names.private_if_imported("torch._functorch.config")
+_device_interface = names.private_if_imported("torch._dynamo.device_interface")
+_cuda_interface = names.private_if_imported("torch._dynamo.device_interface.CudaInterface")
 _REMEMBERED = ("caching_worker_current_devices", "caching_worker_device_properties")
-_utils = private_if_imported("torch._inductor.utils")
-_triton = private_if_imported("torch.utils._triton")
-_hints = private_if_imported("torch._inductor.runtime.hints")
-_MODULES = listed("""
+_utils = names.private_if_imported("torch._inductor.utils")
+_triton = names.private_if_imported("torch.utils._triton")
+_hints = names.private_if_imported("torch._inductor.runtime.hints")
+_MODULES = names.listed("""
     torch._inductor.compile_fx torch._inductor.graph torch._inductor.cpu_vec_isa
     torch._inductor.fx_passes.joint_graph torch._inductor.fx_passes.post_grad
     torch._functorch.config
@@ -60,7 +54,7 @@ OPTIONS: Mapping[str, Any] = {
     "compile_threads": 1,
     "cpp.vec_isa_ok": True,
     **dict.fromkeys(
-        listed("""
+        names.listed("""
             autotune_local_cache autotune_remote_cache benchmark_combo_kernel
             benchmark_epilogue_fusion benchmark_fusion benchmark_kernel
             bundled_autotune_remote_cache coordinate_descent_tuning cpp_wrapper fx_graph_cache
@@ -75,7 +69,7 @@ ON_GPU: Mapping[str, Any] = {"triton.cudagraphs": False}
 #: Options that would have Inductor choose by the time that kernels take.
 TIMED = ("max_autotune", "max_autotune_gemm", "max_autotune_pointwise", "coordinate_descent_tuning")
 
-_PACKET = private_name("torch._ops.OpOverload._overloadpacket")
+_PACKET = names.private_name("torch._ops.OpOverload._overloadpacket")
 _ALLOCATION = re.compile(r"^\s*(\w+) = empty_strided(?:_\w+)?\(")
 _FILE = '  File "'
 _OUT = re.compile(r"^(in_)?out_ptr|^ws_ptr")
@@ -150,7 +144,7 @@ def _without_cycles() -> Iterator[None]:
     backward that is compiled among them, until Python collects garbage; what a process has compiled
     before leaves none. What the program has in cycles is left to Python.
     """
-    if TORCH_VERSION < (2, 15):
+    if names.TORCH_VERSION < (2, 15):
         yield
         return
     was_enabled = gc.isenabled()
@@ -273,7 +267,7 @@ def _reinterpreted(tensor: Tensor, size: Any, stride: Any, offset: int = 0) -> T
 def _described(buffer: Any) -> OutputBuffer:
     nodes = sorted(getattr(buffer, "origins", ()), key=str)
     operators = dict.fromkeys(getattr(node.target, _PACKET, node.target) for node in nodes)
-    names = ", ".join(getattr(one, "__name__", str(one)) for one in operators)
+    called = ", ".join(getattr(one, "__name__", str(one)) for one in operators)
     module, file, line = "", "", 0
     for node in nodes:
         stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
@@ -283,7 +277,7 @@ def _described(buffer: Any) -> OutputBuffer:
         if frames and not file:
             file, _, rest = frames[-1].removeprefix(_FILE).partition('", line ')
             line = int(rest.partition(",")[0])
-    return OutputBuffer(buffer.get_name(), names, module, file, line)
+    return OutputBuffer(buffer.get_name(), called, module, file, line)
 
 
 class _Kernels:
@@ -303,8 +297,10 @@ class _Kernels:
     def triton(self, name: str, source: str, device_str: str = "cuda") -> Any:
         """Return a kernel of triton, which is launched by its method ``run``."""
         found = _PARAMETERS.search(source)
-        names = [part.partition(":")[0].strip() for part in found[1].split(",")] if found else None
-        writes = None if names is None else [bool(_OUT.match(one)) for one in names]
+        outputs = (
+            [part.partition(":")[0].strip() for part in found[1].split(",")] if found else None
+        )
+        writes = None if outputs is None else [bool(_OUT.match(one)) for one in outputs]
         return SimpleNamespace(run=self._kernel(name, writes))
 
     def __getattr__(self, kind: str) -> Callable[..., Any]:

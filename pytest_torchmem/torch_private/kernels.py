@@ -20,32 +20,23 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pytest_torchmem.torch_private import keys
+from pytest_torchmem.torch_private import keys, names
 from pytest_torchmem.torch_private.modes import dispatch_modes
-from pytest_torchmem.torch_private.names import (
-    dispatch_key,
-    listed,
-    private,
-    private_attribute,
-    private_if_imported,
-    private_name,
-    private_name_if_imported,
-)
 from pytest_torchmem.torch_private.tensors import has_dispatch
 
 #: What runs an overload's kernel for a key: ``kernel_for(operator)(key, *args, **kwargs)``.
-kernel_for: Callable[[keys.OpOverload], Callable[..., Any]] = private_attribute(
+kernel_for: Callable[[keys.OpOverload], Callable[..., Any]] = names.private_attribute(
     "torch._ops.OpOverload._op_dk"
 )
 #: What an overload's call calls, which a trace on fake cuda has in its own hands.
-function_of: Callable[[keys.OpOverload], Callable[..., Any]] = private_attribute(
+function_of: Callable[[keys.OpOverload], Callable[..., Any]] = names.private_attribute(
     "torch._ops.OpOverload._op"
 )
-_PYTHON = dispatch_key("Python")
-_PYTHON_KERNELS = private_name("torch._ops.OperatorBase.py_kernels")
-tree_leaves: Callable[[Any], list[Any]] = private("torch.utils._pytree.tree_leaves")
-tree_map_only: Callable[..., Any] = private("torch.utils._pytree.tree_map_only")
-_pop_mode: Callable[[], Any] = private("torch.utils._python_dispatch._pop_mode_temporarily")
+_PYTHON = names.dispatch_key("Python")
+_PYTHON_KERNELS = names.private_name("torch._ops.OperatorBase.py_kernels")
+tree_leaves: Callable[[Any], list[Any]] = names.private("torch.utils._pytree.tree_leaves")
+tree_map_only: Callable[..., Any] = names.private("torch.utils._pytree.tree_map_only")
+_pop_mode: Callable[[], Any] = names.private("torch.utils._python_dispatch._pop_mode_temporarily")
 
 
 def run_composite_explicit(operator: keys.OpOverload, *args: Any, **kwargs: Any) -> Any:
@@ -131,8 +122,8 @@ def below_interception(dispatch: Callable[..., Any]) -> Callable[..., Any]:
     return on_cpu
 
 
-_dtensor = private_if_imported("torch.distributed.tensor.DTensor")
-_SHARD = private_name_if_imported("torch.distributed.tensor.DTensor._local_tensor")
+_dtensor = names.private_if_imported("torch.distributed.tensor.DTensor")
+_SHARD = names.private_name_if_imported("torch.distributed.tensor.DTensor._local_tensor")
 _thread = threading.local()
 
 
@@ -179,7 +170,7 @@ def give_shards_back() -> None:
         setattr(_dtensor(), _SHARD, now.before)
 
 
-OnlyCpp = private("torch._C._DisablePythonDispatcher")
+OnlyCpp = names.private("torch._C._DisablePythonDispatcher")
 """A context without the kernels in Python that ``_to_copy`` and others have where graphs are made:
 these return what they are given where nothing is to be converted (torch/_decomp/decompositions.py).
 """
@@ -217,7 +208,7 @@ def _outputs_of(operator: keys.OpOverload) -> tuple[str, ...]:
     return tuple(argument.name for argument in keys.schema(operator).arguments if argument.is_out)
 
 
-LIKE_ANOTHER = listed("""
+LIKE_ANOTHER = names.listed("""
     aten::empty_like aten::full_like aten::new_empty aten::new_full aten::new_ones
     aten::new_zeros aten::ones_like aten::rand_like aten::randn_like aten::zeros_like
 """)

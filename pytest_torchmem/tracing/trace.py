@@ -52,16 +52,8 @@ from pytest_torchmem.torch_private.distributed import forget_meshes
 from pytest_torchmem.torch_private.self_test import check_torch
 from pytest_torchmem.torch_private.settings import ends_once, entered_settings
 from pytest_torchmem.torch_private.tensors import nowhere
+from pytest_torchmem.tracing import layers
 from pytest_torchmem.tracing.compiled import LEVELS, Compiled, Level, at
-from pytest_torchmem.tracing.layers import (
-    HollowTensors,
-    Memory,
-    asked_for_cuda,
-    gradient_held_by_engine_alone,
-    layers,
-    lent_by_standing_gpus,
-    present_on_standing_gpus,
-)
 from pytest_torchmem.tracing.passes import Lowering, run_passes
 from pytest_torchmem.units import parse_size
 
@@ -152,7 +144,7 @@ def trace(
     if mode is not None:
         _check_one_of("mode", mode, LEVELS)
     machine = _machine(device, gpu, gpus, host, calibration, _world(world_size, rank, gpus))
-    limit = Memory(parse_options(allocator), *_limit(memory, gpu))
+    limit = layers.Memory(parse_options(allocator), *_limit(memory, gpu))
     step = Step(loss_fn, backward, optimizer, steps)
     step.check(target)
     refuse_misspelt(trace, target, kwargs)
@@ -221,7 +213,7 @@ def _trace(
     values: Values,
     mailbox: Mailbox | None,
     *,
-    limit: Memory,
+    limit: layers.Memory,
     profiled: Callable[..., MemoryProfile],
     mode: str | None,
     lowering: Lowering,
@@ -236,8 +228,10 @@ def _trace(
     gpu = machine.gpu
     memories = () if gpu is None else tuple(limit.of(one, gpu) for one in ledgers)
     attribution = Attribution()
-    interceptor = Interceptor(machine, ledger, attribution, gradient_held_by_engine_alone(), values)
-    interceptor.parts.conversion.lender = lent_by_standing_gpus
+    interceptor = Interceptor(
+        machine, ledger, attribution, layers.gradient_held_by_engine_alone(), values
+    )
+    interceptor.parts.conversion.lender = layers.lent_by_standing_gpus
     interceptor.parts.conversion.own = in_place
     interceptor.parts.values.mailbox = mailbox
     compiled = Compiled(interceptor, mode, lowering)
@@ -258,7 +252,7 @@ def _trace(
         stack.callback(ledger.give_back_outgrown)
         stack.enter_context(settings_kept(entered_settings(), of_thread=True))
         stack.enter_context(ends_once(interceptor.threads.on_thread))
-        stack.enter_context(layers(interceptor, TraceContext(interceptor), memories))
+        stack.enter_context(layers.layers(interceptor, TraceContext(interceptor), memories))
 
     def run() -> MemoryProfile:
         return profiled(interceptor, compiled, memories, in_place)
@@ -283,7 +277,7 @@ def _trace(
             raise interceptor.parts.values.unknown(UnknownNumber.AS_SIZE) from error
         if gpu is None and isinstance(error, _OF_NO_CUDA) and str(error).startswith(_NO_CUDA):
             line = attribution.line_of(error) or "the traced program"
-            raise NoCudaError(asked_for_cuda(line)) from error
+            raise NoCudaError(layers.asked_for_cuda(line)) from error
         _note_what_helps(error, gpu, interceptor.parts.values)
         raise
     end_if_ended()
@@ -365,7 +359,7 @@ def _profile(
 def _lay(interceptor: Interceptor, in_place: InPlace, target: object) -> None:
     conversion, device = interceptor.parts.conversion, interceptor.parts.target.device
     with undisturbed(), interceptor.working():
-        in_place.lay(HollowTensors(conversion, device, target))
+        in_place.lay(layers.HollowTensors(conversion, device, target))
 
 
 def _expect_what_stands(interceptor: Interceptor, in_place: InPlace, target: object) -> None:
@@ -374,7 +368,7 @@ def _expect_what_stands(interceptor: Interceptor, in_place: InPlace, target: obj
     ledger.begin(Phase.BASELINE)
     if interceptor.parts.target.gpu is not None:
         with interceptor.working():
-            for lent, storage in present_on_standing_gpus():
+            for lent, storage in layers.present_on_standing_gpus():
                 interceptor.parts.conversion.expect(lent, storage)
     if any(given.moves for given in in_place.given.values()):
         _lay(interceptor, in_place, target)

@@ -204,7 +204,10 @@ def _declared() -> Iterator[str]:
             with suppress(NameError):  # of a path that is made in a loop
                 if isinstance(node, ast.Assign) and isinstance(node.value, _TEXTS):
                     known[ast.unparse(node.targets[0])] = eval(ast.unparse(node.value), {**known})
-                elif isinstance(node, ast.Call) and ast.unparse(node.func) in DECLARING:
+                elif (
+                    isinstance(node, ast.Call)
+                    and ast.unparse(node.func).split(".")[-1] in DECLARING
+                ):
                     yield str(eval(ast.unparse(node.args[0]), {**known}))
 
 
