@@ -145,10 +145,10 @@ def observing(found: Observed) -> Iterator[None]:
         found.zeroing = found.zeroing or not set_to_none
         return set_to_none
 
-    mode = _Observer(found)
-    with _zero_grads(noting), every_call(_noting_modules(found)), mode:
+    observer = _Observer(found)
+    with _zero_grads(noting), every_call(_noting_modules(found)), FunctionMode(observer.called):
         yield
-    mode.forget_unsafe()
+    observer.forget_unsafe()
 
 
 def _noting_modules(found: Observed) -> Callable[[str, int, nn.Module], None]:
@@ -170,9 +170,8 @@ def _noting_modules(found: Observed) -> Callable[[str, int, nn.Module], None]:
     return note
 
 
-class _Observer(FunctionMode):
+class _Observer:
     def __init__(self, found: Observed) -> None:
-        super().__init__()
         self._found = found
         self._line = Attribution().user_line
         self._linears = 0
@@ -339,50 +338,46 @@ def buffers_narrowed(pattern: str) -> AbstractContextManager[None]:
     return every_call(narrow)
 
 
-class OverwritingMode(FunctionMode):
-    """Has calls of one function at some lines write over their argument."""
+def overwriting(name: str, lines: Collection[str]) -> FunctionMode:
+    """Have calls of one function at some lines write over their argument."""
+    user_line = Attribution().user_line
 
-    def __init__(self, name: str, lines: Collection[str]) -> None:
-        super().__init__()
-        self._name, self._lines = name, frozenset(lines)
-        self._attribution = Attribution()
-
-    def called(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    def called(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         if (
-            getattr(func, "__name__", "") == self._name
+            getattr(func, "__name__", "") == name
             and (func in WITH_INPLACE or func in IN_PLACE)
             and isinstance(args[0] if args else None, Tensor)
             and not kwargs.get("inplace")
-            and self._attribution.user_line() in self._lines
+            and user_line() in lines
         ):
             if func in IN_PLACE:
                 return IN_PLACE[func](*args, **kwargs)
             kwargs = {**kwargs, "inplace": True}
         return func(*args, **kwargs)
 
+    return FunctionMode(called)
 
-class NarrowMode(FunctionMode):
-    """Leaves out the conversions to a wider floating type at one line."""
 
-    def __init__(self, line: str) -> None:
-        super().__init__()
-        self._line = line
-        self._attribution = Attribution()
+def kept_narrow(line: str) -> FunctionMode:
+    """Leave out the conversions to a wider floating type at one line."""
+    user_line = Attribution().user_line
 
-    def called(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    def called(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         converts = func in WIDENING
         first = args[0] if args else None
         if (
             (converts or kwargs.get("dtype") is not None)
             and isinstance(first, Tensor)
             and first.is_floating_point()
-            and self._attribution.user_line() == self._line
+            and user_line() == line
         ):
             if converts and _asks_for_wider(func, args, kwargs, first):
                 return first
             if not converts and kwargs["dtype"].itemsize > first.dtype.itemsize:
                 kwargs = {**kwargs, "dtype": first.dtype}
         return func(*args, **kwargs)
+
+    return FunctionMode(called)
 
 
 _WIDE = {Tensor.float: torch.float32, Tensor.double: torch.float64}
@@ -411,14 +406,15 @@ class _Layer(NamedTuple):
     bias: Tensor | None
 
 
-class LossMode(FunctionMode):
-    """Computes linear layers and the cross entropy of their output together.
+def losses_together(numbers: Collection[int], fused: bool) -> FunctionMode:
+    """Have linear layers and the cross entropy of their output computed together."""
+    return FunctionMode(_Losses(numbers, fused).called)
 
-    What the program has in between is a number, expanded to the shape of the logits.
-    """
+
+class _Losses:
+    """What the program has in between is a number, expanded to the shape of the logits."""
 
     def __init__(self, numbers: Collection[int], fused: bool) -> None:
-        super().__init__()
         self._numbers, self._fused = frozenset(numbers), fused
         self._linears = 0
         self._layers = WeakIdKeyDictionary()

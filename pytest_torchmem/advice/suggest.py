@@ -265,7 +265,7 @@ def _overwriting(name: str, lines: list[str]) -> changes.StepChange:
     more = f" and {len(lines) - 1} other lines" if len(lines) > 1 else ""
     how = f"{name}_" if name in changes.OVERWRITING else "inplace=True"
     text = f"{name} in place ({how}){where}{more}"
-    return changes.StepChange(text, (partial(changes.OverwritingMode, name, lines),), is_free=True)
+    return changes.StepChange(text, (partial(changes.overwriting, name, lines),), is_free=True)
 
 
 def _losses(trials: Trials) -> Iterator[changes.StepChange]:
@@ -275,10 +275,10 @@ def _losses(trials: Trials) -> Iterator[changes.StepChange]:
             yield changes.StepChange(
                 f"the loss{where} fused with its linear layer: torch.nn.functional."
                 "linear_cross_entropy(..., options=torch.nn.LinearCrossEntropyOptions())",
-                (partial(changes.LossMode, numbers, fused=True),),
+                (partial(changes.losses_together, numbers, fused=True),),
                 is_free=True,
             )
-        chunked = partial(changes.LossMode, numbers, fused=False)
+        chunked = partial(changes.losses_together, numbers, fused=False)
         yield changes.StepChange(
             f"the loss{where} and its linear layer in {changes.CHUNKS} chunks of rows, each under "
             "torch.utils.checkpoint.checkpoint",
@@ -298,7 +298,7 @@ def _narrower(trials: Trials) -> Iterator[changes.StepChange]:
         if nbytes > least and line:
             dtype = trials.observed.widened[line][0]
             text = f"{dtype} kept at {line}, which converts to a wider type"
-            yield changes.StepChange(text, (partial(changes.NarrowMode, line),))
+            yield changes.StepChange(text, (partial(changes.kept_narrow, line),))
 
 
 def _largest(nbytes: dict[str, int]) -> list[tuple[str, int]]:

@@ -11,7 +11,6 @@ exchanged here and put back.
 """
 
 import ctypes
-from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache, update_wrapper
@@ -152,7 +151,13 @@ def convolution_for_jit(args: tuple[Any, ...]) -> Any:
 
 
 class FunctionMode(TorchFunctionMode):
-    """Calls ``called`` in the place of every function of torch that a program calls."""
+    """Has a function called in the place of every function of torch that a program calls, with that
+    and its arguments; what it returns is what the program gets.
+    """
+
+    def __init__(self, called: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> None:
+        super().__init__()
+        self._called = called
 
     def __torch_function__(
         self,
@@ -161,13 +166,7 @@ class FunctionMode(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        return self.called(func, args, dict(kwargs or {}))
-
-    @abstractmethod
-    def called(
-        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        """Return what the program gets of a call."""
+        return self._called(func, args, dict(kwargs or {}))
 
 
 DisableTorchFunctionSubclass: Any = private("torch._C.DisableTorchFunctionSubclass")

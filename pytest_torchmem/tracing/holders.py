@@ -112,7 +112,7 @@ class _Referrers:
             del around
 
     def clear(self) -> None:
-        """Let go of everything."""
+        """Let go of everything: it would stay alive."""
         self._known.clear()
 
     def _find(self, values: list[object]) -> None:
@@ -134,7 +134,7 @@ class HeldNames:
 
     def __init__(self, ignore: object = None) -> None:
         self._ignore = {id(ignore), id(self)}
-        self._referrers = _Referrers()
+        self.referrers = _Referrers()
         self._variables: dict[int, str] = {}
         """The variables of the program's running functions, by what they are."""
         self._modules: dict[int, str] = {}
@@ -161,14 +161,6 @@ class HeldNames:
         for variable, value in copy_context().items():
             self._note(f"{variable.name} of a context", value)
 
-    def prepare(self, values: Iterable[object]) -> None:
-        """Look at once for what refers to values that will be asked about."""
-        self._referrers.find(values)
-
-    def clear(self) -> None:
-        """Let go of what was looked at: it would stay alive."""
-        self._referrers.clear()
-
     def of(self, value: object) -> str:
         """Return what refers to a value and is named, "" where nothing is: of a variable and what
         outlives it, such as a list, the latter.
@@ -181,7 +173,7 @@ class HeldNames:
         seen.add(id(value))
         if depth and (named := self._variables.get(id(value))):
             return named
-        referrers = [one for one in self._referrers.of(value) if id(one) not in seen]
+        referrers = [one for one in self.referrers.of(value) if id(one) not in seen]
         seen.update(map(id, referrers))
         referrers.sort(key=partial(_is_imported, value=value))  # a global has its own module
         seen.add(id(referrers))
@@ -191,7 +183,7 @@ class HeldNames:
         for one in referrers if depth < _DEEPEST else ():
             if _is_container(one) and (name := self._of(one, seen, depth + 1)):
                 return _inside(one, name, value)
-        is_made = type(value) in _MADE and not referrers and self._referrers.is_free(value)
+        is_made = type(value) in _MADE and not referrers and self.referrers.is_free(value)
         return self._making if is_made else ""
 
     def _note(self, name: str, value: object) -> None:
@@ -219,14 +211,14 @@ class HeldNames:
             name = "" if is_own(frame.f_code) else _key_of(frame.f_locals, value)
             return f"{name} of {_function_of(frame.f_code)}{self._around(holder)}" if name else ""
         if isinstance(holder, dict):
-            around = self._referrers.of(holder)
+            around = self.referrers.of(holder)
             # a threading.local has those of each thread in a table (Modules/_threadmodule.c)
             tables = (one for one in around if isinstance(one, dict))
             # a class shows its attributes through a proxy alone
             owner = next(
                 (
                     one
-                    for one in chain(around, *map(self._referrers.of, tables))
+                    for one in chain(around, *map(self.referrers.of, tables))
                     if getattr(one, "__dict__", None) is holder
                     or (isinstance(one, type) and vars(one).keys() == holder.keys())
                 ),
@@ -269,7 +261,7 @@ class HeldNames:
 
     def _of_traceback(self, traceback: TracebackType) -> str:
         """Return the name of the error that a traceback belongs to, "" where nothing holds one."""
-        for one in self._referrers.of(traceback):
+        for one in self.referrers.of(traceback):
             if isinstance(one, BaseException):
                 if f"{type(one).__module__}.".startswith(_NOT_OF_PROGRAMS):
                     return ""  # of a test that failed before
@@ -319,7 +311,7 @@ class HeldNames:
             return _attribute(name, ".".join(path)), outermost
         self._of_record = True  # what a model returns is told by who keeps it
         try:
-            around = (self._direct(one, owner) for one in self._referrers.of(owner))
+            around = (self._direct(one, owner) for one in self.referrers.of(owner))
             record = next((one for one in around if one and not one.startswith("the ")), name)
         finally:
             self._of_record = False
@@ -327,19 +319,19 @@ class HeldNames:
 
     def _owners(self, value: object) -> Iterator[tuple[object, str]]:
         """Yield what has the value as an attribute, and its name; modules look below them too."""
-        for one in self._referrers.of(value):
+        for one in self.referrers.of(value):
             names = one if isinstance(one, dict) else getattr(one, "__dict__", None)
             if not isinstance(names, dict) or not (key := _key_of(names, value)):
                 continue
             if names is not one:  # an object whose attributes were never asked for as a dictionary
                 yield one, key
                 continue
-            around = self._referrers.of(names)
+            around = self.referrers.of(names)
             inner = (
                 other
                 for one in around
                 if isinstance(one, dict) and one.get(CHILDREN) is names
-                for other in self._referrers.of(one)
+                for other in self.referrers.of(one)
             )
             for other in (*around, *inner):
                 attributes = getattr(other, "__dict__", None)
@@ -476,7 +468,7 @@ def holding_graphs(
     left = _MOST_NODES
     for place, (_, tensor, node) in enumerate(roots):
         if place % _MOST_ROOTS == 0:
-            names.prepare([root[1] for root in roots[place : place + _MOST_ROOTS]])
+            names.referrers.find([root[1] for root in roots[place : place + _MOST_ROOTS]])
         reached = _nodes_reached(node, left)
         left -= len(reached)
         here = [key for key, number in wanted.items() if number in reached and key not in found]

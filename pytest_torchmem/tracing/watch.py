@@ -155,7 +155,7 @@ class Watch:
         found = [value for value in gc.get_objects() if issubclass(type(value), Tensor)]
         asked = [(index, one) for one in found if (index := alive.get(address_of(one))) is not None]
         names = HeldNames(ignore=found)  # last: what is a variable by now is none of the program's
-        names.prepare(tensor for _, tensor in asked)
+        names.referrers.find(tensor for _, tensor in asked)
         for index, tensor in asked:
             if index not in self.holders and (name := names.of(tensor)):
                 self.holders[index] = name + _by_a_view(tensor, self._wanted[index])
@@ -180,7 +180,7 @@ class Watch:
                 },
                 names,
             )
-        names.clear()
+        names.referrers.clear()
 
 
 def _by_a_view(tensor: Tensor, nbytes: int) -> str:
@@ -193,22 +193,6 @@ def _by_a_view(tensor: Tensor, nbytes: int) -> str:
 
 _ATTENTION: Any = functional.scaled_dot_product_attention
 _MULTI_HEAD: Any = functional.multi_head_attention_forward
-
-
-class _AttentionMode(FunctionMode):
-    """Shows calls of attention to a watch: those of a program, under whatever name."""
-
-    def __init__(self, watch: Watch) -> None:
-        super().__init__()
-        self._watch = watch
-
-    def called(self, func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
-        if func is _ATTENTION:
-            self._watch.saw_attention(*args, **kwargs)
-        elif func is _MULTI_HEAD and kwargs.get("need_weights", True):
-            # it has to return its weights
-            self._watch.attention.setdefault(Attribution().user_line(), "need_weights=True")
-        return func(*args, **kwargs)
 
 
 @contextmanager
@@ -231,6 +215,14 @@ def watching(
         watch.saw_attention(*args, **kwargs)
         return _ATTENTION(*args, **kwargs)
 
+    def called(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
+        if func is _ATTENTION:  # under whatever name a program calls it
+            watch.saw_attention(*args, **kwargs)
+        elif func is _MULTI_HEAD and kwargs.get("need_weights", True):
+            # it has to return its weights
+            watch.attention.setdefault(Attribution().user_line(), "need_weights=True")
+        return func(*args, **kwargs)
+
     def saves(context: FunctionCtx, *tensors: Tensor) -> None:  # torch/autograd/function.py
         watch.saw_saved(context, tensors)
         saving(context, *tensors)
@@ -240,6 +232,6 @@ def watching(
         if attention:
             # Within what a mode is handed, such as ``multi_head_attention_forward``, it is off.
             stack.enter_context(replaced(functional, scaled_dot_product_attention=attends))
-            stack.enter_context(_AttentionMode(watch))
+            stack.enter_context(FunctionMode(called))
         stack.enter_context(replaced(FunctionCtx, save_for_backward=saves))
         yield watch
