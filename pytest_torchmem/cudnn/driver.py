@@ -15,7 +15,6 @@ distributed, and only the process that asks cuDNN ever sees it.
 
 import platform
 import struct
-from collections.abc import Mapping
 from typing import Any
 
 _KIB = 1024
@@ -121,25 +120,21 @@ def is_supported(machine: str = "") -> bool:
     return (machine or platform.machine()) in _MACHINES
 
 
-def shared_object(
-    soname: str = SONAME, functions: Mapping[str, int] = FUNCTIONS, machine: str = ""
-) -> bytes:
-    """Return a shared object in ELF with functions that return these numbers, or a ``HANDLE``.
-    Raises ``KeyError`` for a machine that is not supported.
-    """
+def shared_object(machine: str = "") -> bytes:
+    """Return a shared object in ELF with ``FUNCTIONS``; raises ``KeyError`` for other machines."""
     number, coded = _MACHINES[machine or platform.machine()]
-    code = b"".join(coded(answer).ljust(_CODE, b"\0") for answer in functions.values())
-    names = b"\0" + b"".join(name.encode() + b"\0" for name in (soname, *functions))
+    code = b"".join(coded(answer).ljust(_CODE, b"\0") for answer in FUNCTIONS.values())
+    names = b"\0" + b"".join(name.encode() + b"\0" for name in (SONAME, *FUNCTIONS))
     symbols = _HEADER + 3 * _SEGMENT
-    strings = symbols + _SYMBOL * (len(functions) + 1)
+    strings = symbols + _SYMBOL * (len(FUNCTIONS) + 1)
     # One bucket, whose chain goes through all symbols: no hash has to be computed.
-    count = len(functions) + 1
+    count = len(FUNCTIONS) + 1
     chain = [0, *range(2, count), 0]
     table = struct.pack(f"<III{count}I", 1, count, 1, *chain[:count])
     hashes = _aligned(strings + len(names), 8)
     dynamic = _aligned(hashes + len(table), 16)
     entries = (
-        (_NAME, _position(names, soname)),
+        (_NAME, _position(names, SONAME)),
         (_HASH, hashes),
         (_STRINGS, strings),
         (_SYMBOLS, symbols),
@@ -159,7 +154,7 @@ def shared_object(
         symbols: bytes(_SYMBOL)
         + b"".join(
             struct.pack("<IBBHQQ", _position(names, name), 0x12, 0, 1, start + _CODE * at, _CODE)
-            for at, name in enumerate(functions)
+            for at, name in enumerate(FUNCTIONS)
         ),
         strings: names,
         hashes: table,

@@ -180,10 +180,6 @@ class Backend:
         found = self._read(kind, of, attribute, count, array)
         return [int(one or 0) for one in list(array)[:found]]
 
-    def device(self, properties: Mapping[str, Any]) -> int:
-        """Return the descriptor of a GPU that need not be there."""
-        return self.make("device", json=json.dumps(properties).encode() + b"\0")
-
     def _read(self, kind: str, of: int, attribute: str, most: int, array: Any) -> int:
         count = ctypes.c_int64()
         asked = of, *_KINDS[kind][1][attribute], most, ctypes.byref(count)
@@ -214,11 +210,11 @@ def answer(backend: Backend, device: Mapping[str, Any], question: Question) -> A
     found: list[ExecutionPlan] = []
     refused = ""
     try:
-        device_descriptor = backend.device(device)
+        gpu = backend.make("device", json=json.dumps(device).encode() + b"\0")
         graph = _graph_of(backend, question)
-        for configuration, notes in _configurations(backend, device_descriptor, graph, question):
+        for configuration, notes in _configurations(backend, gpu, graph, question):
             try:
-                found.append(_plan_of(backend, device_descriptor, configuration, notes))
+                found.append(_plan_of(backend, gpu, configuration, notes))
             except CudnnError as error:  # the next one is taken, as ATen does
                 refused = refused or str(error)
                 continue

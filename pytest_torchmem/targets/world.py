@@ -25,8 +25,8 @@ class World(NamedTuple):
         """The variables that ``torchrun`` sets (torch/distributed/elastic/agent/server/
         local_elastic_agent.py, ``_start_workers``).
         """
-        node, nodes = divmod(self.rank, self.per_node)[0], -(-self.size // self.per_node)
-        numbers = {
+        node, nodes = self.rank // self.per_node, -(-self.size // self.per_node)
+        variables = {
             "RANK": self.rank,
             "WORLD_SIZE": self.size,
             "LOCAL_RANK": self.local_rank,
@@ -38,14 +38,12 @@ class World(NamedTuple):
             "MASTER_PORT": 29500,
             "TORCHELASTIC_RESTART_COUNT": 0,
             "TORCHELASTIC_MAX_RESTARTS": 0,
-        }
-        texts = {
             "ROLE_NAME": "default",
             "MASTER_ADDR": "localhost",
             "TORCHELASTIC_RUN_ID": "torchmem",
             "TORCHELASTIC_USE_AGENT_STORE": "False",
         }
-        return {name: str(number) for name, number in numbers.items()} | texts
+        return {name: str(value) for name, value in variables.items()}
 
     def __str__(self) -> str:
         return f"rank {self.rank} of {self.size}"
