@@ -8,8 +8,6 @@ With ``expandable_segments:True`` segments grow page by page (``ExpandableSegmen
 ``find_expandable_block``, ``map_block``, ``try_allocate_expandable_block``, ``unmap_block``).
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Collection
 from typing import Any, NamedTuple

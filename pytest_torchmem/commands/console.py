@@ -4,8 +4,6 @@ A line names functions, profiles that were saved, and models by name, which are 
 configuration alone: no weights are read, and none take memory.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import inspect
@@ -233,7 +231,7 @@ def is_profile(path: Path) -> bool:
     return isinstance(plain, dict) and plain.get("kind") == SAVED
 
 
-def print_profile(profile: MemoryProfile, rows: int = 10) -> None:
+def print_profile(profile: "MemoryProfile", rows: int = 10) -> None:
     print(profile.table(rows))
     print(f"\nin the course of the step: {profile.sparkline()}")
     for warning in profile.warnings:

@@ -20,18 +20,11 @@ from pytest_torchmem.profile.pictures.svg import Line, Point, history_svg
 from pytest_torchmem.reports.growth import others, place, section, why
 from pytest_torchmem.reports.layout import coloured, columns, comparison_table, wrapped
 from pytest_torchmem.reports.sources import Source, aligned, load_source
-from pytest_torchmem.snapshots import store
+from pytest_torchmem.snapshots import location, store
 from pytest_torchmem.snapshots.alive import MOMENTS
 from pytest_torchmem.snapshots.compare import Verdict, compare, entry_of, main_change
 from pytest_torchmem.snapshots.files import git, locked, remove, write
 from pytest_torchmem.snapshots.format import Entry, Key, load
-from pytest_torchmem.snapshots.location import (
-    DIRECTORY,
-    is_proposal,
-    is_snapshot,
-    orphans_in,
-    snapshot_path,
-)
 from pytest_torchmem.snapshots.tolerance import parse_rules
 from pytest_torchmem.units import format_change, format_size
 
@@ -194,11 +187,11 @@ def _each_file(options: argparse.Namespace, dry: bool, answers: _Answers | None)
     directory, root = options.directory, options.root
     if not directory.is_dir():
         raise UsageError(f"{directory} is no directory: name the one that a run has proposed")
-    files = sorted(filter(is_snapshot, directory.rglob(f"{DIRECTORY}/*.json")))
+    files = sorted(filter(location.is_snapshot, directory.rglob(f"{location.DIRECTORY}/*.json")))
     if not files:
         raise UsageError(
-            f"{directory} has no snapshot file (such as tests/{DIRECTORY}/test_net.json): name the "
-            "directory that a run has proposed"
+            f"{directory} has no snapshot file (such as tests/{location.DIRECTORY}/test_net.json): "
+            "name the directory that a run has proposed"
         )
     if directory.resolve() == root.resolve():
         raise UsageError(f"{directory} is where its files would be written to: name another")
@@ -272,11 +265,11 @@ def _prune(options: argparse.Namespace) -> int:
 
 
 def _orphans_below(directory: Path) -> Iterator[Path]:
-    for folder in sorted(directory.rglob(DIRECTORY)):
+    for folder in sorted(directory.rglob(location.DIRECTORY)):
         parts = folder.relative_to(directory).parts
         foreign = any(part.startswith(".") or part in _OF_OTHERS for part in parts)
-        if folder.is_dir() and not foreign and not is_proposal(folder):
-            yield from orphans_in(folder.parent)
+        if folder.is_dir() and not foreign and not location.is_proposal(folder):
+            yield from location.orphans_in(folder.parent)
 
 
 def _why_kept(orphan: Path, directory: Path) -> str:
@@ -316,7 +309,7 @@ def _history(options: argparse.Namespace) -> int:
         raise UsageError(f"{options.test!r}: write FILE::TEST, such as tests/test_net.py::test_it")
     if options.limit is not None and options.limit < 1:
         raise UsageError("--limit: expected at least 1")
-    path = Path(file) if file.endswith(".json") else snapshot_path(Path(file))
+    path = Path(file) if file.endswith(".json") else location.snapshot_path(Path(file))
     versions = _versions(path, options.limit)
     figure = options.figure
     keys = sorted({key for one in versions for key in one.entries if key.test == test})

@@ -3,8 +3,6 @@ lower it. ``torchmem html``: the page of a profile that was saved. ``torchmem st
 whose torch finds a GPU of the catalogue, without a GPU.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

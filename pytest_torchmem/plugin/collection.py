@@ -16,14 +16,7 @@ from typing import Any
 import pytest
 
 from pytest_torchmem.plugin.start import SeenFile, checks_memory, node_id
-from pytest_torchmem.snapshots.location import (
-    CALIBRATION,
-    DIRECTORY,
-    is_proposal,
-    orphans_in,
-    relative,
-    snapshot_path,
-)
+from pytest_torchmem.snapshots import location
 from pytest_torchmem.snapshots.store import tests_named_in
 
 
@@ -95,7 +88,7 @@ class Module:
         collected = {test.partition("[")[0] for test in self.tests}
         return [
             test
-            for test in tests_named_in(snapshot_path(self.path))
+            for test in tests_named_in(location.snapshot_path(self.path))
             if (function := test.partition("[")[0]) not in collected
             and _defines(self.namespace, function.split("::"))
         ]
@@ -106,7 +99,8 @@ def _memory_tests(modules: Iterable[Module]) -> list[str]:
 
 
 def _has_file(module: Path) -> bool:
-    return os.path.exists(snapshot_path(module))  # Path.exists raises where a name is too long
+    # Path.exists raises where a name is too long.
+    return os.path.exists(location.snapshot_path(module))
 
 
 def _defines(namespace: Any, names: Sequence[str]) -> bool:
@@ -170,7 +164,7 @@ class Collection:
         elif "::" not in report.nodeid:
             real = Path(os.path.realpath(path))
             proposed = self._proposal is not None and self._proposal in (real, *real.parents)
-            proposed = proposed or is_proposal(Path(self._relative(path)))
+            proposed = proposed or location.is_proposal(Path(self._relative(path)))
             if report.nodeid and os.path.isdir(path) and not proposed:
                 self._directories[report.nodeid] = path
 
@@ -228,17 +222,17 @@ class Collection:
         orphans.
         """
         whole = self._whole_directories()
-        ours = {snapshot_path(module.path) for module in self._modules.values()}
+        ours = {location.snapshot_path(module.path) for module in self._modules.values()}
         orphans = [
             self._relative(file)
             for path in whole
-            for file in orphans_in(path)
+            for file in location.orphans_in(path)
             if file not in ours  # a module may go while its tests run
         ]
         modules = [
             {
                 "nodeid": module.nodeid,
-                "file": self._relative(snapshot_path(module.path)),
+                "file": self._relative(location.snapshot_path(module.path)),
                 "tests": module.tests,
                 "whole": module.whole,
                 "selective": self._selective,
@@ -259,7 +253,7 @@ class Collection:
             "calibrations": [
                 [self._relative(file), _memory_tests(self._modules_in(path))]
                 for path in whole
-                if os.path.exists(file := path / DIRECTORY / CALIBRATION)
+                if os.path.exists(file := path / location.DIRECTORY / location.CALIBRATION)
             ],
         }
 
@@ -301,7 +295,7 @@ class Collection:
         return [module for module in self._modules.values() if module.path.parent == directory]
 
     def _relative(self, path: Path) -> str:
-        return relative(path, self._config.rootpath)
+        return location.relative(path, self._config.rootpath)
 
     @staticmethod
     def _touches(nodeid: str, other: str) -> bool:

@@ -4,8 +4,6 @@ A test may expect one: ``with pytest.raises(AssertionError):``. Nothing of check
 processes which it forks comes to the report, so these fail it, too.
 """
 
-from __future__ import annotations
-
 import inspect
 import linecache
 import mmap
@@ -46,7 +44,7 @@ class MemoryCheckFailed(AssertionError, pytest.fail.Exception):  # type: ignore[
     __module__ = "builtins"
 
     def __init__(
-        self, message: str, last_line: str = "", headline: str = "", checks: Sequence[Check] = ()
+        self, message: str, last_line: str = "", headline: str = "", checks: Sequence["Check"] = ()
     ) -> None:
         self.checks = tuple(checks)
         """What failed, where figures did."""
@@ -244,7 +242,7 @@ def why_skipped(item: pytest.Item, call: pytest.CallInfo[None]) -> tuple[str, st
 _ATTACHED: pytest.StashKey[list[dict[str, Any]]] = pytest.StashKey()
 
 
-def attach(item: pytest.Item, check: Check, properties: Sequence[tuple[str, object]]) -> None:
+def attach(item: pytest.Item, check: "Check", properties: Sequence[tuple[str, object]]) -> None:
     """Hand a check to those of the plugins that run."""
     manager = item.config.pluginmanager
     if manager.hasplugin("benchmark"):
@@ -266,7 +264,7 @@ def add_attached(item: pytest.Item, report: pytest.TestReport) -> None:
         attached.clear()
 
 
-def _text(check: Check) -> str:
+def _text(check: "Check") -> str:
     figures = check.result.figures.items()
     lines = [f"{label(name):15} {format_size(size)}" for name, size in figures]
     return "\n".join([check.device, *lines, "", check.message, check.advice]).rstrip() + "\n"

@@ -11,8 +11,6 @@ after that read more slowly. The assertions here are for type checkers; nobody r
 in a test.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from dataclasses import dataclass
@@ -191,7 +189,7 @@ def _destination(option: _Option) -> str:
     return f"torchmem_{option.name.replace('-', '_')}"
 
 
-def header(settings: Settings | None) -> str:
+def header(settings: "Settings | None") -> str:
     """Return the header: devices, GPU, torch, tolerance and what is done with snapshots.
 
     ``settings`` is ``None`` where nothing is set, so that nothing has to be read.

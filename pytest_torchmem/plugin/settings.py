@@ -1,7 +1,5 @@
 """What options, ini keys, the environment and markers say, as it is read."""
 
-from __future__ import annotations
-
 import inspect
 import os
 from collections.abc import Iterator
@@ -175,7 +173,7 @@ def refuse_unreadable(report: pytest.CollectReport) -> None:
         report.outcome, report.longrepr, report.result = "failed", "\n".join(wrong), []
 
 
-def _levels(node: Node) -> Iterator[list[pytest.Mark]]:
+def _levels(node: "Node") -> Iterator[list[pytest.Mark]]:
     """Yield the markers of a node by the places where they are written, the closest first.
 
     Those of a set of parameters come before the function's, and a class's before its bases', which
@@ -195,7 +193,7 @@ def _levels(node: Node) -> Iterator[list[pytest.Mark]]:
     yield from (level for n, level in added if n > first)
 
 
-def _places(node: Node) -> Iterator[set[int]]:
+def _places(node: "Node") -> Iterator[set[int]]:
     """Yield the ``id`` of every marker at each place of a node."""
     call = getattr(node, "callspec", None)
     if call is not None:

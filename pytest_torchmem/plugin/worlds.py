@@ -3,8 +3,6 @@
 The source code of tests and fixtures tells: the names that they use, and questions to the process.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterator
