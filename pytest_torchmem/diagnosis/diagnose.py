@@ -65,8 +65,7 @@ class Diagnosis:
     written: Origin | None = None
     """The operator of the forward whose backward made what stands for the growth."""
     leads: Mapping[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
-    """By modules and lines that the snapshot knows: the lines at which these are called in, the
-    nearest first."""
+    """By modules and lines: the lines at which these are called in, the nearest first."""
     told: tuple[Told, ...] = ()
     """What runs said of this very growth, the largest part first: they knew more than snapshots."""
     changed: tuple[CodeChange, ...] = ()
@@ -236,21 +235,17 @@ def _last(path: str) -> str:
 
 
 def _leads(evidence: Evidence, cause: Cause | None) -> dict[tuple[str, str], tuple[str, ...]]:
-    """Return what leads to lines that were there before, where another call may be the news; of
-    layers that were there and of what is outside of modules, the nearest two. Nothing where the
-    cause says which calls are meant.
+    """Return what leads to lines: where these were there before, another call may be the news; the
+    nearest two to others. Nothing where the cause says which calls are meant.
     """
     if cause is not None and cause.values.get("lines"):
         return {}
     then, seen = evidence.moved_lines(), evidence.watched
-    layers = evidence.then(Topic.LAYERS)
     calls = (line for one in evidence.then(Topic.CALLS).values() for line in one.lines)
     known = {then.get(line, line) for line in (*calls, *(one.line for one in evidence.known()))}
     found = {}
     for (module, line), paths in seen.callers.items():
-        is_of_torch = any(one.is_of_torch for one in layers.get(module, ()))
-        leads = _nearest(paths)[: None if line in known else 2]
-        if leads and (line in known or not module or is_of_torch):
+        if leads := _nearest(paths)[: None if line in known else 2]:
             found[module, line] = leads
     return found
 

@@ -125,7 +125,9 @@ def place(diagnosis: Diagnosis) -> str:
         return diagnosis.told[0].where
     source, module, line = _allocated_by(diagnosis)
     said = why(diagnosis)
-    lines = [one for one in diagnosis.leads.get(diagnosis.place, ()) if one not in said]
+    leads = diagnosis.leads.get(diagnosis.place, ())
+    is_news = bool(module) and any(line in one.places for one in diagnosis.changed)
+    lines = [one for one in leads if one not in said and not is_news]
     lines = lines or [*filter(None, [_caller(diagnosis, module, line)])]
     called = f"called in {' from '.join(lines)}" if lines else ""
     return joined(_inside(source, module), line, called)

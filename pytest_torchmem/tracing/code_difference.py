@@ -251,7 +251,10 @@ class FunctionDifference:
         elif claim := self._claims.get((self._name, number)):
             order, news, note = _from_another(claim, text)
         alike = [self._keys_then[one][0] for one in then if not (self._former or stood)]
-        if _NAMED.fullmatch(news) or self._keys[at][0] in alike or text in self._as_before:
+        begins = text.removesuffix(",") if text[-1] in ",([{" else ""  # of a longer statement
+        is_part = bool(begins) and any(begins in self._former[one] for one in then if self._former)
+        is_same = is_part or self._keys[at][0] in alike or text in self._as_before
+        if is_same or _NAMED.fullmatch(news):
             order = Order.SAME
         elif _SETS.match(text):
             order = max(order, Order.MOVED)

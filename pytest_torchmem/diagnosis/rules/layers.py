@@ -460,7 +460,8 @@ def new_module(evidence: Evidence) -> Cause | None:
         instead = "" if numbers else _in_the_place_of(evidence, pattern)
         saves = total(saved) > total(rows)
         own = (one.what for one in evidence.alive.groups if within(pattern, one.what.module))
-        if not (saves or "." in pattern or any(one.role in _OF_MODULES for one in own)):
+        has_own = any(one.role in _OF_MODULES for one in own)
+        if not (saves or "." in pattern or has_own):
             continue  # a function, such as a loss, may have become one: what it calls says more
         if saves:
             instead += f", and saves the output of {shown_by(saved).what.source} for its backward"
@@ -470,11 +471,24 @@ def new_module(evidence: Evidence) -> Cause | None:
         there = ("/".join(one.numbers.split("/")[:stars]) for one in known)
         is_known = any(not numbers or are_among(numbers, one) for one in there)
         new = "called, and was not" if is_known else "new"
+        if not has_own and (part := _part_of_known(evidence, pattern)):
+            path, new, instead = evidence.short(part), "called by itself", ""
         found = cause("new module", [*rows, *saved], module=path, new=new, instead=instead)
         if found is not None and found.row is not None and (saves or not found.row.what.line):
             found = placed_in(pattern, found)
         best = largest(filter(None, (best, found)))
     return best
+
+
+def _part_of_known(evidence: Evidence, pattern: str) -> str:
+    """Return the part of a model that is called without what is around it, "" if it is none."""
+    known, present = evidence.then(Topic.LAYERS), evidence.present(Topic.LAYERS)
+    root = pattern.partition(".")[0]
+    inside = {path.removeprefix(root): present[path] for path in present if within(pattern, path)}
+    first = next(iter(inside), "")
+    parts = (path.removesuffix(first) for path in known if first and path.endswith(first))
+    same = (one for one in parts if all(known.get(one + path) == inside[path] for path in inside))
+    return next(same, "")
 
 
 def _places_of_more(evidence: Evidence, pattern: str) -> set[tuple[str, str]]:

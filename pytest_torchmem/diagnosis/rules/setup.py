@@ -397,7 +397,8 @@ def _is_called_anew(evidence: Evidence, change: FactChange) -> bool:
 def _calls_of(evidence: Evidence, name: str) -> list[tuple[int, int]]:
     """Return how often the module of an input was called and is, if that is another number."""
     calls = (one for one in evidence.about(Topic.CALLS) if name.endswith(f" of {one.name}"))
-    return [(one.before.number, one.now.number) for one in calls]
+    numbers = ((one.before.number, one.now.number) for one in calls)  # lines may be others, too
+    return [(before, now) for before, now in numbers if before != now]
 
 
 def _step_of_input(change: FactChange) -> str:

@@ -210,6 +210,8 @@ def wider_type(evidence: Evidence) -> Cause | None:
     if rows[first].source == CONVERTS != source and "float" in rows[first].dtype:
         where = f": what {source} makes is no longer converted"
         return cause("type", wider, first, None, source=source, where=where, **types)
+    if gone := _narrower_gone(evidence, first, types["before"]):
+        return cause("type", wider, first, gone[1], source=source, where=gone[0], **types)
     found = _from(evidence, "type", first, wider, **types)
     if found is None or found.origin is None:
         return found
@@ -234,6 +236,22 @@ def wider_type(evidence: Evidence) -> Cause | None:
     source = place.origin.operator
     values = {**found.values, "source": source, "where": f", beginning with {source}"}
     return replace(found, values=values, origin=place.origin)
+
+
+def _narrower_gone(evidence: Evidence, first: Row, dtype: str) -> tuple[str, Origin] | None:
+    """Return that a parameter or buffer is gone that was of the narrower type where numbers first
+    meet wider ones, and who computes with them now.
+    """
+    if (index := evidence.first(first)) < 0:
+        return None
+    met = evidence.ran.allocation(evidence.ran.first_of_type(index, as_many=True)).origin
+    now = {one.what[:3] for one in evidence.alive.groups}
+    for what in evidence.known():
+        is_there = what.dtype == dtype and what.module and what.module == fold(met.module)[0]
+        if is_there and what.role in _STANDING_ROLES and what[:3] not in now and met.line:
+            name = evidence.short(f"{what.module}.{what.source}")
+            return f": the {what.role} {name}, which was {dtype}, is gone", met
+    return None
 
 
 def makes_no_more(evidence: Evidence, operator: str) -> bool:
@@ -315,7 +333,7 @@ def kept_twice(evidence: Evidence) -> Cause | None:
 
 def _is_new(evidence: Evidence, one: Allocation) -> bool:
     """Tell whether what made a tensor is called more often than it was, or never made as much and
-    nothing there.
+    nothing there, or half of it.
     """
     made, place = one.origin, (fold(one.origin.module)[0], one.origin.operator)
     gone = [row for row in evidence.difference.rows if row.now is None]
@@ -324,7 +342,7 @@ def _is_new(evidence: Evidence, one: Allocation) -> bool:
         return False  # in the place of what another operator made
     called_by = evidence.ran.caller(one) or made.operator
     is_there = any((known.module, known.source) == place for known in evidence.known())
-    is_more = not is_there and 0 < evidence.most_of(made.operator) < one.nbytes
+    is_more = 0 < evidence.most_of(made.operator) * (1 + is_there) < one.nbytes
     return one.kind not in STANDING and (is_more or evidence.rose(called_by))
 
 
