@@ -594,6 +594,11 @@ def holder_of(evidence: Evidence, rows: Iterable[Row]) -> str:
     return max(held, key=held.__getitem__, default="")
 
 
+_FIRST_OF_EQUAL = ("arguments", "gradients recorded")
+"""What a call says does something, where an attribute may do nothing; and with gradients layers may
+call others than their fast path does."""
+
+
 def _found(rule: Rule, evidence: Evidence) -> Cause | None:
     """Return what a rule finds; an error of it is no reason to lose what a check has measured."""
     try:
@@ -626,8 +631,7 @@ def _in_order(evidence: Evidence) -> list[Cause]:
         role = one.row.what.role if one.row is not None else ""
         keeps = role in KEPT and role not in kept and one.rule in _KEEPING_RULES
         is_anew = keeps and 2 * one.nbytes >= growth
-        # What a call says does something, where an attribute may do nothing.
-        return ranks[one.rule], not is_anew, -one.nbytes, one.rule != "arguments"
+        return ranks[one.rule], not is_anew, -one.nbytes, one.rule not in _FIRST_OF_EQUAL
 
     return sorted(weighty, key=order)  # of equal weight in the order of the rules
 
