@@ -133,7 +133,7 @@ def place(diagnosis: Diagnosis) -> str:
     return joined(_inside(source, module), line, called)
 
 
-_MOST_CAUSES, MOST_LINES_OF_CODE, _MOST_OF_ONE, _MOST_PLACES = 3, 9, 6, 6
+_MOST_CAUSES, MOST_LINES_OF_CODE, _MOST_OF_ONE, _MOST_PLACES = 3, 9, 4, 6
 CODE = "code that changed since the snapshot"
 
 
@@ -155,9 +155,10 @@ def told(diagnosis: Diagnosis | None) -> tuple[Told, ...]:
 def code_of(diagnosis: Diagnosis, most: int) -> str:
     """Return the code that changed in at most ``most`` lines, and where what has no room is."""
     shown, left, places = list[str](), dict[str, set[int]](), list[str]()
+    most_of_one = _MOST_OF_ONE if diagnosis.changed[2:] else most
     for change in diagnosis.changed:
         room = max(most - len(shown), 0)  # a line for the place of several, and of one none
-        number = min(room - 1, _MOST_OF_ONE) if room > 2 else min(room, 1)
+        number = min(room - 1, most_of_one) if room > 2 else min(room, 1)
         rows = change.around(number) if number else ()
         shown += change.lines(number) if number else ()
         if UNREACHED not in change.where:

@@ -48,6 +48,8 @@ _LINES_OF_CODE = range(9, 1, -1)
 _LINES_OF_CODE_BY_GIT = 9, 7, 5, 3
 _LINES_OF_ORIGINS = 19
 """Of what leads to the largest, with the code that changed last and what would help."""
+_WORTH_A_FIGURE = 10_000
+"""The part of the largest change that a figure has to have, unless every one is told."""
 _WORTH_A_SENTENCE = 4
 """What would help saves this part of what has to go."""
 _SHORTER = (
@@ -236,9 +238,8 @@ def _placed(told: Sequence[Told]) -> dict[str, str]:
 
 def _worst_first(failures: Sequence[Check]) -> list[Check]:
     def grown(check: Check) -> int:
-        broken = [c for c in check.result.changes if c.verdict is Verdict.GREW]
-        main = main_change(broken)
-        return (main.now or 0) - (main.before or 0) if main is not None else 0
+        main = main_change([c for c in check.result.changes if c.verdict is Verdict.GREW])
+        return _growth_of(main) if main is not None else 0
 
     return sorted(failures, key=lambda check: -grown(check))
 
@@ -249,8 +250,10 @@ def _figures(told: Sequence[Told], *, every: bool, of: str = "") -> list[str]:
     rules: dict[str, dict[str, None]] = {}
     for one in told:
         phases = {(c.before, c.now) for c in one.changes if c.figure in PHASE_PEAKS}
+        least = max((_growth_of(c) for c in one.changes), default=0) // _WORTH_A_FIGURE
         # The overall peak is most often that of a phase which is there too.
         changes = [c for c in one.changes if c.figure != PEAK or (c.before, c.now) not in phases]
+        changes = [c for c in changes if _growth_of(c) >= least]
         if one.changes:
             tables[one.where] = one.all_changes if every else changes
         for change in filter(lambda change: change.rule, changes):
@@ -267,6 +270,10 @@ def _figures(told: Sequence[Told], *, every: bool, of: str = "") -> list[str]:
     )
     title = f"Figures{of} beyond their tolerance of {rule}{also}"
     return [f"{layout.wrapped(title)}\n{rows}"]
+
+
+def _growth_of(change: Change) -> int:
+    return abs((change.now or 0) - (change.before or 0))
 
 
 def _changed(found: Changed, result: CheckResult) -> Told:

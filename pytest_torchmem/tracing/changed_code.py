@@ -30,11 +30,12 @@ from pytest_torchmem.tracing.code_difference import (
     letters_by_line,
     renamed_variables,
     rows_of_new,
+    target_of,
     without_secrets,
 )
 from pytest_torchmem.tracing.sources import text_of
 
-_VERY_ALIKE = 0.7
+_VERY_ALIKE = 0.74
 """How alike lines of two functions are that are one line."""
 _ALIKE = 0.5
 """The part of their lines that two functions share that are one with another name."""
@@ -49,6 +50,7 @@ _BEGINS = re.compile(r"\s*(@|(async )?def |class )")
 _TEXTS = re.compile(r""""[^"]*"|'[^']*'|(?<=Namespace\().*|(?<=\bdict\().*""")
 """What names may stand in that no code has, the keys of a dictionary for example."""
 _SETS_NAME = re.compile(r"^\s*(self\.\w+(?=\s*[:=](?!=))|\w+(?=\s*:\s*\S))")
+_CONSTANT = re.compile(r"^(\w+)(?=(?:\s*:[^=]+)? = )")
 _TEXT = re.compile(r"['\"]\W*(\w{3,}?)\W*['\"]")
 _ADDS = re.compile(r"append|extend|\w*hook|\w*copy|clone|register_|Parameter|\w+_graph")
 """What makes memory grow where it comes, and not where it is gone."""
@@ -112,7 +114,8 @@ def changed_code(
     if growth.renamed and not found:
         return changed_code(before, now, growth._replace(renamed={}), versions)
     found.sort(key=operator.itemgetter(0))
-    return [one for (says_little, *_), one in found if not says_little] or [one for _, one in found]
+    told = [one for (says_little, *_), one in found if not says_little]
+    return [*_with_definitions(told or [one for _, one in found])]
 
 
 class _Comparison:
@@ -235,12 +238,14 @@ class _Likely:
         return [self._key(name, row, still) for row in rows]
 
     def _key(self, name: str, row: Row, still: AbstractSet[str]) -> tuple[int, ...]:
-        same = self._said & _said(row.news)  # a number of a shape is no chance
+        said = f"{row.news} {target_of(row.text)}"
+        same = self._said & _said(said)  # a number of a shape is no chance
         news, text = (
             any(row.row.sign == "+" or not _ADDS.search(word) for word in words)
             for words in (self._meant_in(row.news) - still, self._meant_in(row.text))
         )
-        signs = 2 * news + text
+        is_other = text and bool(row.is_pair or row.note)  # what it is given, for example
+        signs = 2 * news + text + (is_other and not news)
         level = self.level(name, row.row.number)
         signs += (level < self.far) + 2 * (level == 0)
         signs += bool(same) + any(map(str.isdecimal, same))
@@ -285,10 +290,22 @@ def _change(name: str, rows: Sequence[Row], meant: int, since: str) -> CodeChang
     return CodeChange(file, tuple(own), meant, since)
 
 
+def _with_definitions(found: Sequence[CodeChange]) -> Iterator[CodeChange]:
+    """Yield changes, after each those that set a constant which is read in it."""
+    left = [*found]
+    while left:
+        change = left.pop(0)
+        yield change
+        came = (one.text for one in change.rows if one.sign == "+")
+        words = {word for text in came for word in WORD.findall(text)}
+        left.sort(key=lambda one: words.isdisjoint(_CONSTANT.findall(one.rows[one.meant].text)))
+
+
 def _said(text: str) -> set[str]:
     """Return the words and numbers of a text, as it does not matter how they are written."""
-    words = (word for word in WORD.findall(text) if word[2:])
-    return {word.replace("_", "").lower() for word in words if word.title() not in kwlist}
+    words = [word for word in WORD.findall(text) if word[2:] and word.title() not in kwlist]
+    parts = (part for word in words for part in word.split("_") if part[2:])
+    return {word.replace("_", "").lower() for word in (*words, *parts)}
 
 
 def _of_called(

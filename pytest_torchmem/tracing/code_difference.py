@@ -36,9 +36,10 @@ _PARAMETER = re.compile(r"[(,]\s*(\w+)")
 _DEFAULT = re.compile(r"\w+[^=,()]*=(?:\([^)]*\)|[^,()])+")
 HEAD = re.compile(r"(async )?def |class ")
 _SETS_VARIABLE = re.compile(r"(?:^\s*|\bfor |, )(\w+)(?=, \w+(?: =|, | in )| = | in )")
+_ASSIGNMENT_TO = re.compile(r"\s*([\w., ]+) = ")
 _ASSIGNMENT = re.compile(r"(\w+) = (.+)")
 _SAYS_LITTLE = re.compile(
-    r"^(from|import)\b|^\W*$|\(new\)$|^\w*(print|log(ger|ging)?(\.\w+)?|warn(ings\.warn)?)\("
+    r"^(from|import)\b|^\W*$| \(new\)$|^\w*(print|log(ger|ging)?(\.\w+)?|warn(ings\.warn)?)\("
 )
 """Lines of code that import or print, and new libraries, which say little beside others."""
 _SECRET = re.compile(
@@ -127,6 +128,7 @@ class FunctionDifference:
         keys = ([*map(key_of, one)] for one in every)
         self._keys = [next((one for one in own if one in then), own[-1]) for own in keys]
         self._as_before = _as_before([one.strip() for one in former], own, *anew)
+        self._defaults = _new_defaults(former, self._now)
         matched = SequenceMatcher(None, then, self._keys, autojunk=False).get_opcodes()
         self._parts = [*self._by_block(matched)]
         changed = [one for one in self._parts if not one.is_equal]
@@ -258,7 +260,10 @@ class FunctionDifference:
             order = Order.SAME
         elif _SETS.match(text):
             order = max(order, Order.MOVED)
-        return Row(order, news, CodeRow("+", number, self._now[at]), note, pair in then)
+        is_pair, given = pair in then, [one for one in WORD.findall(text) if one in self._defaults]
+        if order is Order.NEWS and given and not note:  # what it is where no call says so
+            is_pair, note = False, f"  # {self._defaults[given[0]]}"
+        return Row(order, news, CodeRow("+", number, self._now[at]), note, is_pair)
 
 
 def rows_of_new(
@@ -302,6 +307,14 @@ def _as_before(
     return found
 
 
+def _new_defaults(then: Sequence[str], now: Sequence[str]) -> dict[str, str]:
+    """Return by their names the parameters with defaults that a function has and had not."""
+    was, own = ("".join(one for one in side if HEAD.match(one.strip())) for side in (then, now))
+    known = {*WORD.findall(was)} if then else {*WORD.findall(own)}
+    given = {WORD.findall(one)[0]: one.strip() for one in _DEFAULT.findall(own)}
+    return {name: one for name, one in given.items() if name not in known}
+
+
 def renamed_variables(then: Sequence[str], lines: Iterable[str]) -> tuple[set[str], set[str]]:
     """Return the variables that a function sets no longer and nowhere has, and those it had not."""
     sides = then, [line[2:] for line in lines]
@@ -332,12 +345,23 @@ def _from_another(was: tuple[str, str], text: str) -> tuple[Order, str, str]:
 
 
 def _pairs(gone: Mapping[int, str], came: Mapping[int, str]) -> dict[int, int]:
-    """Return by positions of new lines those of the former ones that they are most like."""
+    """Return by positions of new lines those of the former ones that set the same, or else that
+    they are most like.
+    """
     left, found = {text: at for at, text in sorted(gone.items())}, dict[int, int]()
-    for at, text in came.items():
-        for like in get_close_matches(text, left, 1):
+    targets = {target: text for text in left if (target := target_of(text))}
+    same = {at: targets.get(target_of(text), "") for at, text in came.items()}
+    for at, text in sorted(came.items(), key=lambda one: not same[one[0]]):
+        own = [one for one in (same[at],) if one in left]
+        for like in own or get_close_matches(text, left, 1):
             found[at] = left.pop(like)
     return found
+
+
+def target_of(line: str) -> str:
+    """Return what a line sets, "" for one that sets nothing."""
+    found = _ASSIGNMENT_TO.match(line)
+    return found[1] if found else ""
 
 
 def _indent(line: str) -> int:

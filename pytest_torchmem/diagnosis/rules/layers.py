@@ -71,7 +71,8 @@ def differing_settings(own: Layer, other: Layer) -> str:
         if shared:
             return f"{own.name}({', '.join(parts_of(shared))})"
     if own.kind != other.kind and (own.is_of_torch or other.is_of_torch):
-        return own.text if len(own.text) + len(other.text) <= 2 * _LONG else own.name
+        is_short = len(own.text) + len(other.text) <= 2 * _LONG
+        return own.text if is_short else _switched_on(own, other)
     differ = {name for name, value in own.settings.items() if other.settings.get(name) != value}
     if any(name.isdecimal() for name in {*differ, *(other.settings.keys() - own.settings.keys())}):
         differ |= {name for name in own.settings if name.isdecimal()}  # their places say which
@@ -83,6 +84,13 @@ def differing_settings(own: Layer, other: Layer) -> str:
         kept |= {n: not on for n, on in lost if n not in own.settings and type(on) is bool}
     parts = ", ".join(parts_of(kept))
     return f"{own.name}({parts})" if own.is_of_torch else parts
+
+
+def _switched_on(own: Layer, other: Layer) -> str:
+    """Return the class of a layer, with what is switched on in it and not in another one."""
+    came = own.settings.items() - other.settings.items()
+    on = ", ".join(sorted(f"{name}=True" for name, value in came if value is True))
+    return f"{own.name}({on})" if on else own.name
 
 
 class LayerChange(NamedTuple):
@@ -333,7 +341,8 @@ def _together(found: Sequence[tuple[LayerChange, Cause]]) -> Cause:
         return best
     values = {**best.values, "are": "are", "were": "were", "has": "have"}
     if len({other[:2] for other, _ in found}) > 1:
-        values |= {"now": change.layer.name, "before": change.was.name}
+        sides = change.layer, change.was
+        values |= {"now": _switched_on(*sides), "before": _switched_on(*sides[::-1])}
     paths = [one.values["module"] for _, one in found]
     around = common_parent(paths)
     names = [path.removeprefix(f"{around}.") for path in paths]
