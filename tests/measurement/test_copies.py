@@ -158,6 +158,9 @@ def test_a_trace_has_the_phases_of_the_real_step(program, expected):
 def test_an_inner_phase_counts_and_the_outer_one_goes_on() -> None:
     phases = StepPhases()
     phases.begin(OPTIMIZER)
+    phases.end()
+    assert phases.phase is FORWARD, "there was no backward"
+    phases.begin(OPTIMIZER)
     phases.begin(BACKWARD)
     assert phases.phase is BACKWARD
     phases.end()
@@ -166,20 +169,5 @@ def test_an_inner_phase_counts_and_the_outer_one_goes_on() -> None:
     assert phases.phase is FORWARD
     phases.end()
     assert phases.phase is BETWEEN
-
-
-def test_an_optimizer_without_a_backward_leaves_the_forward_as_it_was() -> None:
-    phases = StepPhases()
-    phases.begin(OPTIMIZER)
-    phases.end()
-    assert phases.phase is FORWARD
-
-
-def test_a_call_of_a_module_ends_between() -> None:
-    phases = StepPhases()
-    phases.begin(BACKWARD)
     phases.module_called()
-    phases.end()
-    assert phases.phase is BETWEEN
-    phases.module_called()
-    assert phases.phase is FORWARD
+    assert phases.phase is FORWARD, "a call ends what is between"
