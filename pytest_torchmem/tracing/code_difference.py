@@ -188,12 +188,13 @@ class FunctionDifference:
     def _rows(self, group: Sequence[_Part]) -> Iterator[Row]:
         """Yield the rows of parts, what is gone before what came for it."""
         changed = [part for part in group if not part.is_equal]
-        gone = self._gone.union(
+        passed = {
             at
             for part in changed
             for at in part.then
             if any(self._keys[one] == self._keys_then[at] for each in changed for one in each.now)
-        )
+        }
+        gone = self._gone if self._former else self._gone | passed  # where they stood is told
         for part in group:
             if part.is_equal:
                 yield self._between(part.now.start)
@@ -232,6 +233,8 @@ class FunctionDifference:
             is_later = stood.now.start < at
             over = self._now[max(0, (at if is_later else stood.now.start) - 1)].strip()
             note = f"{STOOD}{'before' if is_later else 'after'}: {over}"
+        elif stood is not None and self._former:
+            note = self._passed(at, stood)
         elif stood is None and self._letters[at] in self._lost:
             order, note = Order.MOVED, _from(self._lost[self._letters[at]])
         elif pair is not None:
@@ -264,6 +267,14 @@ class FunctionDifference:
         if order is Order.NEWS and given and not note:  # what it is where no call says so
             is_pair, note = False, f"  # {self._defaults[given[0]]}"
         return Row(order, news, CodeRow("+", number, self._now[at]), note, is_pair)
+
+    def _passed(self, at: int, stood: _Part) -> str:
+        """Return in words where a line stood that is told with what it passed."""
+        was = next(one for one in stood.then if self._keys_then[one] == self._keys[at])
+        where, beside = ("after", was - 1) if at < stood.now.start else ("before", was + 1)
+        if at in stood.now or not 0 <= beside < len(self._former):
+            return ""
+        return f"{STOOD}{where}: {self._former[beside].strip()}"
 
 
 def rows_of_new(

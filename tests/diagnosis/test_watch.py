@@ -19,6 +19,8 @@ from weakref import finalize, ref
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import pytest_torchmem as torchmem
@@ -296,11 +298,7 @@ BODY = "y = scaled(x)\n        return y"
             "        if x:\n            y = scaled(x)\n",
             ["9\n  + if x:\n        y = scaled(x)"],
         ),
-        (
-            BODY,
-            "return y\n        y = scaled(x)",
-            ["9\n  + return y\n    y = scaled(x)\n  - return y"],
-        ),
+        (BODY, "return y\n        y = scaled(x)", ["9: return y  # stood after: y = scaled(x)"]),
         (" = scaled(x)", " = scaled(\n            x,\n        )", []),
     ],
 )
@@ -359,6 +357,21 @@ def test_what_changed_is_shown_in_the_order_of_the_cause(code):
     growth = Growth(code=code, renamed={"stem_0": "first"} if code == "flush" else {})
     shown = changed_code(texts_of(before), now, growth, lambda file: [FORMER])
     assert "\n".join(shown[0].lines(1)) == f"a.py:{CHANGED[code]}"
+
+
+@given(st.lists(st.tuples(*[st.integers(0, 5)] * 3), max_size=9), st.booleans())
+def test_whatever_is_edited_lines_are_quoted_that_are_there(edits, is_in_git):
+    then, now = FORMER.splitlines(), FORMER.splitlines()
+    for what, at, other in edits:
+        own = [[], [now[at]] * 2, [now[other]], ["    " + now[at]], [now[at].strip()], ["y = x"]]
+        now[at : at + 1] = own[what] or now[at : at + 1] * (len(now) < 7)
+    sides = [parts_of("\n".join(lines)) for lines in (then, now)]
+    before, code = ({f"a.py: {n}": own for n, (_, own) in one.items()} for one in sides)
+    versions = ["\n".join(then)] if is_in_git else []
+    for change in changed_code(texts_of(before), code, Growth(["a.py:4"]), lambda _: versions):
+        for sign, _, text, _ in change.rows:
+            at = text.partition("  # ")[0].strip()
+            assert any(at in one for one in (then if sign == "-" else now)) or "of before" in at
 
 
 def test_a_configuration_is_code_and_a_text_with_a_former_name_is_told(tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """Unmodified training code runs on fake cuda: placing, moving, asking where something is."""
 
-from __future__ import annotations
-
 import copy
 import math
 from typing import Any
@@ -285,7 +283,7 @@ def test_a_subclass_of_tensors_is_made_of_sizes_and_of_data(device: str) -> None
             pass
 
         class Named(torch.Tensor):
-            def __new__(cls, data: object, name: str) -> Named:
+            def __new__(cls, data: object, name: str) -> "Named":
                 return super().__new__(cls, data)  # type: ignore[call-arg,return-value]
 
             def __init__(self, data: object, name: str) -> None:

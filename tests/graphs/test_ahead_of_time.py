@@ -1,7 +1,5 @@
 """Graphs of AOTAutograd: what runs of them is what the real allocator counts, and what is read."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

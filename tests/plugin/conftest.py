@@ -1,7 +1,5 @@
 """Projects for whole pytest runs: a small model whose width the test chooses."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -108,13 +106,13 @@ class Result(pytest.RunResult):
     """What a run of pytest came to."""
 
     @classmethod
-    def of(cls, run: pytest.RunResult, outcomes: dict[str, int]) -> Result:
+    def of(cls, run: pytest.RunResult, outcomes: dict[str, int]) -> "Result":
         """Return the result of a run, whose outcomes are these and no others, if any are given."""
         if outcomes:
             run.assert_outcomes(**outcomes)
         return cls(run.ret, run.outlines, run.errlines, run.duration)
 
-    def tells(self, *lines: str) -> Result:
+    def tells(self, *lines: str) -> "Result":
         """Expect these lines, in which ``*`` is anything, one after the other in the output."""
         self.stdout.fnmatch_lines(lines)
         return self

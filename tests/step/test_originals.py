@@ -1,7 +1,5 @@
 """A model that the step reaches by another way than its attributes is the same one."""
 
-from __future__ import annotations
-
 import functools
 import weakref
 from collections import deque

@@ -1,7 +1,5 @@
 """Traces on fake cpu give what the real CPU allocator counts."""
 
-from __future__ import annotations
-
 import functools
 import sys
 import time
