@@ -229,11 +229,7 @@ class FunctionDifference:
         order, news, note, was = Order.NEWS, text, "", ""
         pair, stood = self._pairs.get(at), self._stood.get(self._keys[at])
         then = range(group[0].then.start, group[-1].then.stop)
-        if stood is not None and stood not in group:  # it passed a line
-            is_later = stood.now.start < at
-            over = self._now[max(0, (at if is_later else stood.now.start) - 1)].strip()
-            note = f"{STOOD}{'before' if is_later else 'after'}: {over}"
-        elif stood is not None and self._former:
+        if stood is not None and (self._former or stood not in group):
             note = self._passed(at, stood)
         elif stood is None and self._letters[at] in self._lost:
             order, note = Order.MOVED, _from(self._lost[self._letters[at]])
@@ -269,12 +265,16 @@ class FunctionDifference:
         return Row(order, news, CodeRow("+", number, self._now[at]), note, is_pair)
 
     def _passed(self, at: int, stood: _Part) -> str:
-        """Return in words where a line stood that is told with what it passed."""
+        """Return in words which line one passed, "" if it is in the place of others there."""
         was = next(one for one in stood.then if self._keys_then[one] == self._keys[at])
-        where, beside = ("after", was - 1) if at < stood.now.start else ("before", was + 1)
-        if at in stood.now or not 0 <= beside < len(self._former):
-            return ""
-        return f"{STOOD}{where}: {self._former[beside].strip()}"
+        is_later = stood.now.start < at
+        over = self._now[max(0, (at if is_later else stood.now.start) - 1)]
+        if self._former:
+            beside = was + 1 if is_later else was - 1
+            if at in stood.now or not 0 <= beside < len(self._former):
+                return ""
+            over = self._former[beside]
+        return f"{STOOD}{'before' if is_later else 'after'}: {over.strip()}"
 
 
 def rows_of_new(
