@@ -138,7 +138,11 @@ class Judge:
         rules, path = context.settings.budget, request.test.relative(request.test.module)
         limits = limits_of(request.budget, gpu, profile.figures(), rules, path)
         before = snapshot.before if snapshot is not None else None
-        findings = [*self._against_limits(limits, before), *self._against_bounds()]
+        over = self._against_limits(limits, before)
+        held = next((one.contents for one in over if one.contents is not None), None)
+        if snapshot is not None and held is not None and held.since is not None:
+            snapshot = replace(snapshot, diagnosis=held.diagnosis)
+        findings: list[Finding] = [*over, *self._against_bounds()]
         findings += self._against_steps(before)
         findings += self._against_snapshot(snapshot) if snapshot is not None else []
         if measurement is not None and self.run is not None:
@@ -255,7 +259,7 @@ class Judge:
         renamed = found[0][0] if found else None
         return Missing(file=snapshot.file, renamed=renamed, moved_from=moved_from)
 
-    def _against_limits(self, limits: list[Limit], before: Entry | None) -> list[Finding]:
+    def _against_limits(self, limits: list[Limit], before: Entry | None) -> list[OverBudget]:
         over = overruns(limits, self.profile.figures())
         first = next((one.limit for one in over if one.value is not None), None)
         if first is not None:

@@ -26,7 +26,7 @@ from pytest_torchmem.reports.difference import DifferenceKind
 from pytest_torchmem.reports.growth import explained, line_of, place, why
 from pytest_torchmem.reports.layout import lines_of
 from pytest_torchmem.reports.summary import SAID_OF_TRACES, Check, Summary
-from pytest_torchmem.reports.text import message
+from pytest_torchmem.reports.text import message, where_of
 from pytest_torchmem.snapshots.files import append, write
 from pytest_torchmem.snapshots.format import alive_to_plain, merged
 from pytest_torchmem.snapshots.location import PROPOSAL, relative
@@ -195,7 +195,8 @@ def _checks(found: Sequence[object], one: str, several: str) -> str:
 def _difference(check: Check) -> difference.Difference:
     result, notes = check.result, []
     if result.outcome in _BY_HEADLINE:
-        notes.append(check.headline)
+        number = check.message.partition(f", {where_of(result.key)}: ")[0]
+        notes.append(number if result.diagnosis is not None else check.headline)
     elif result.outcome not in _BY_CHANGE:
         notes.append(result.outcome.value)
     if result.comparison is not None:
@@ -376,7 +377,7 @@ def _check(check: Check) -> dict[str, Any]:
 def _grown(result: CheckResult) -> dict[str, Any] | None:
     """Return what grew and why, ``None`` where nothing did."""
     diagnosis = result.diagnosis
-    if diagnosis is None or result.outcome is not Outcome.GREW:
+    if diagnosis is None or result.outcome not in (Outcome.GREW, Outcome.OVER_BUDGET):
         return None
     found = diagnosis.difference
     return {

@@ -57,7 +57,7 @@ class Check:
     @property
     def headline(self) -> str:
         """Return a message's first sentence on one line, without the device before it."""
-        first = " ".join(self.message.partition("\n\n")[0].split())
+        first = self.message.partition("\n")[0]
         _, _, said = first.partition(": ")
         return said or first
 

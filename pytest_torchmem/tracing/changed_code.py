@@ -43,6 +43,8 @@ _FEW_LINES = 3
 """Of a function that one line of another does not show to be that."""
 _MOST_PAIRS = 10_000
 """Of functions that are compared for it."""
+_MOST_SAID = 3
+"""Words of a cause that count in one line."""
 _AT_A_TIME = 2
 """Changes of a function that come before those of the next."""
 _AROUND = re.compile(r"\s*(@|(async )?with\b)")
@@ -248,7 +250,7 @@ class _Likely:
         signs = 2 * news + text + (is_other and not news)
         level = self.level(name, row.row.number)
         signs += (level < self.far) + 2 * (level == 0)
-        signs += bool(same) + any(map(str.isdecimal, same))
+        signs += min(len(same), _MOST_SAID) + any(map(str.isdecimal, same))
         is_other = self._words.isdisjoint(WORD.findall(row.text))
         return row.order is Order.SAME, -signs, self.order(row), not row.is_setting, is_other
 

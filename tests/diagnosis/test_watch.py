@@ -527,9 +527,8 @@ def test_what_a_loop_keeps_is_found_and_what_it_lets_go_is_not(name: str) -> Non
 
 def test_a_saved_profile_has_the_same_steps(tmp_path: Any) -> None:
     profile = torchmem.trace(lambda: inference([]), device="cuda")
-    profile.save(tmp_path / "profile.json")
-    read = torchmem.MemoryProfile.load(tmp_path / "profile.json")
-    assert step_growth(read.timeline) == step_growth(profile.timeline)
+    profile.save(path := tmp_path / "profile.json")
+    assert step_growth(torchmem.MemoryProfile.load(path).timeline) == step_growth(profile.timeline)
 
 
 def test_one_step_says_what_would_count() -> None:

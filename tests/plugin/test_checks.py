@@ -110,7 +110,7 @@ def test_budgets(project):
                 f"@pytest.mark.memory_budget({marker})",
                 f"def {step}_body():\n    make(){on}(inputs(){on}).sum().backward()",
             ]
-    result = project.run("-k", "keeps", test_net="\n".join(tests), passed=6, deselected=8)
+    project.run("-k", "keeps", test_net="\n".join(tests), passed=6, deselected=8)
     result = project.run("-k", "exceeds", failed=8, deselected=6)
     said = r"(E +MemoryCheckFailed: )?[0-9].* exceeds the budget of .* by .*, cpu(, cuda.*)?"
     result.stdout.re_match_lines([said] * 8)
@@ -178,16 +178,16 @@ def test_of_a_marked_module_some_tests_may_allocate_nothing(project):
 
 def test_a_budget_needs_no_snapshot_unless_a_tolerance_asks_for_one_and_is_explained_by_it(project):
     mark = f"{ON_MODEL}@pytest.mark.memory_budget('1 MiB')\n"
-    test = checking("make(), inputs()", head=mark)
-    project.run(test_net=test, passed=1)
+    project.run(test_net=(test := checking("make(), inputs()", head=mark)), passed=1)
     project.run(test_net=test.replace("MiB'", "MiB', tolerance='5%'"), failed=1)
     project.run("--torchmem-update", test_net=test, passed=1)
     assert len(project.entries()) == 2
     project.width(6400)
     project.run(passed=1)
     project.width(64000)
-    told = project.run(failed=1).tells("*exceeds the budget of*")
-    told.tells("*.weight is float32[[]64000, 8[]]*", "*and was [[]64, 8[]]*", "*What changed at*")
+    lines = ("*exceeds the budget of*", "*.weight is float32[[]64000, 8[]]*", "*What changed at*")
+    project.run("--torchmem-markdown=m.md", failed=1).tells(*lines)
+    assert "and was [64, 8]" in (project.path / "m.md").read_text()
     project.file().write_text("{")
     project.run(failed=1).tells("*Alive at*has to go*")
 
