@@ -187,7 +187,7 @@ def test_a_budget_needs_no_snapshot_unless_a_tolerance_asks_for_one_and_is_expla
     project.width(64000)
     lines = ("*exceeds the budget of*", "*.weight is float32[[]64000, 8[]]*", "*What changed at*")
     project.run("--torchmem-markdown=m.md", failed=1).tells(*lines)
-    assert "and was [64, 8]" in (project.path / "m.md").read_text()
+    assert "(was [64, 8])" in (project.path / "m.md").read_text()
     project.file().write_text("{")
     project.run(failed=1).tells("*Alive at*has to go*")
 

@@ -24,7 +24,6 @@ from pytest_torchmem.profile.facts import Calls, Topic
 from pytest_torchmem.profile.module_paths import have_common
 from pytest_torchmem.profile.timeline import Kind, Origin, Phase, Role
 from pytest_torchmem.snapshots.alive import What
-from pytest_torchmem.units import format_size
 
 _FORWARD = ("forward_peak", "retained")
 _OF_GRAPHS = (Role.EARLIER, Role.HELD, Role.SAVED)
@@ -303,12 +302,8 @@ def _counted(evidence: Evidence, rows: list[Row]) -> str:
             sum(one.counts.get(moment, 0) for one in side if one.what[:5] == what[:5])
             for side in sides
         )
-        instead = next(
-            (one for one in evidence.difference.rows if _is_replaced(one, now, what)), None
-        )
-        if instead is not None and instead.before is not None:
-            was = format_size(instead.count_before * instead.before.nbytes)
-            return f" ({tensors(now, what)}, in the place of {was} in smaller ones)"
+        if any(_is_replaced(one, now, what) for one in evidence.difference.rows):
+            return f" ({tensors(now, what)}, in the place of smaller ones)"
         if before:
             return f" ({tensors(now, what)} alive, and {before} in the snapshot)"
     return ""
@@ -340,17 +335,17 @@ def held_between(evidence: Evidence) -> Cause | None:
     rows = [row for row in rows if not _replaces(evidence, row)]
     if not rows:
         return None
-    first = shown_by(rows)
+    holder, names = _holder(evidence, rows), evidence.watched.holders
+    held = (row for row in rows if holder and row.now and holder.endswith(names.get(row.now, "-")))
+    first = next(held, shown_by(rows))
     kinds = {one.kind for one in evidence.ran.read(evidence.first(first))}
     of = _MADE_OF.get(kinds.pop(), "") if len(kinds) == 1 else ""
-    if holder := _holder(evidence, rows):
+    if holder and not (holder.startswith(": the variable ") or holder.endswith(" makes")):
         what = f"the program keeps what it made{of} after the backward{holder}"
-        if holder.startswith(": the variable ") or holder.endswith(" makes"):
-            what = f"what the program made{of} is alive{holder}"
     else:
         more = tensors(first.count_now - first.count_before, first.what)
-        what = f"{first.what.source} makes {more}{of} after the backward"
-    return cause("held between", rows, what=what)
+        what = f"{first.what.source} makes {more}{of}{holder or ' after the backward'}"
+    return cause("held between", rows, first, what=what)
 
 
 _MADE_OF = {Kind.GRADIENT: " of gradients", Kind.PARAMETER: " of parameters"}
