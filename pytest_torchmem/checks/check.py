@@ -263,11 +263,8 @@ class Judge:
         over = overruns(limits, self.profile.figures())
         first = next((one.limit for one in over if one.value is not None), None)
         if first is not None:
-            now, code = (
-                entry_of(self.check.key, self.profile, lambda: self.alive),
-                self.check.with_code,
-            )
-            held = contents(now, self.profile, first, before, self.watched, code)
+            now, check = entry_of(self.check.key, self.profile, lambda: self.alive), self.check
+            held = contents(now, self.profile, first, before, self.watched, check.with_code)
             return [_over_budget(over, held)]
         if over:
             return [_over_budget(over)]
