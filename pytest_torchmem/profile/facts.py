@@ -232,12 +232,18 @@ class CodeChange(NamedTuple):
         """Return at most ``most`` rows, those around the one that is most likely meant; none that
         is gone without the next one, or the other way.
         """
-        first = max(0, min(self.meant - (most - 1) // 2, len(self.rows) - most))
-        signs = "".join(one.sign for one in self.rows)
-        is_cut = 0 < first < self.meant and signs[first - 1 : first + 1] == "-+"
+        signs, before = "".join(one.sign for one in self.rows), (most - 1) // 2
+        last = min(self.meant, max(0, len(signs) - most))
+        firsts = range(max(0, min(last, self.meant - most + 1)), last + 1)
+
+        def cuts(first: int) -> tuple[int, int]:
+            pairs = signs[max(first - 1, 0) : first + 1], signs[first + most - 1 :][:2]
+            return pairs.count("-+"), abs(self.meant - before - first)
+
+        first = min(firsts, key=cuts)
         if most == 1 and (came := re.match("-+[+]", signs[first:])):
             first += came.end() - 1
-        elif is_cut:
+        elif 0 < first < self.meant and signs[first - 1 : first + 1] == "-+":
             first += 1
         rows = self.rows[first : first + most]
         end = first + len(rows) - 1

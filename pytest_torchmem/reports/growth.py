@@ -158,7 +158,8 @@ def code_of(diagnosis: Diagnosis, most: int) -> str:
     most_of_one = _MOST_OF_ONE if diagnosis.changed[2:] else most
     for change in diagnosis.changed:
         room = max(most - len(shown), 0)  # a line for the place of several, and of one none
-        number = min(room - 1, most_of_one) if room > 2 else min(room, 1)
+        of_one = most_of_one + (len(change.rows) == most_of_one + 1)  # no single row is left out
+        number = min(room - 1, of_one) if room > 2 else min(room, 1)
         rows = change.around(number) if number else ()
         shown += change.lines(number) if number else ()
         if UNREACHED not in change.where:

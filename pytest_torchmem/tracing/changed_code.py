@@ -328,12 +328,19 @@ def _is_new(name: str, before: Mapping[str, str], versions: Versions) -> bool:
     """Tell whether a function was not there yet in the version of its file that a snapshot has."""
     file, _, function = name.partition(": ")
     own = {one: text for one, text in before.items() if one.startswith(f"{file}: ")}
-    for version in versions(os.path.abspath(file)) if own else ():
+    known = [*versions(os.path.abspath(file))]
+    if not known:  # of a file that is not committed, where others are
+        return any(any(versions(os.path.abspath(one))) for one in _files_of(before))
+    for version in known if own else ():
         parts = parts_of(version)
         then = texts_of({f"{file}: {one}": lines for one, (_, lines) in parts.items()})
         if own.items() <= then.items():
             return function not in parts
     return False
+
+
+def _files_of(code: Iterable[str]) -> list[str]:
+    return [*dict.fromkeys(name.partition(": ")[0] for name in code if ": " in name)]
 
 
 def _first_lines(near: Sequence[str], now: Code) -> dict[str, int]:

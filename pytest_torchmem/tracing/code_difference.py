@@ -260,7 +260,8 @@ class FunctionDifference:
         elif _SETS.match(text):
             order = max(order, Order.MOVED)
         is_pair, given = pair in then, [one for one in WORD.findall(text) if one in self._defaults]
-        if order is Order.NEWS and given and not note:  # what it is where no call says so
+        is_body = given and not HEAD.match(text)
+        if order is Order.NEWS and is_body and not note:  # what it is where no call says so
             is_pair, note = False, f"  # {self._defaults[given[0]]}"
         return Row(order, news, CodeRow("+", number, self._now[at]), note, is_pair)
 

@@ -629,7 +629,7 @@ class Smoothed:
         self.shadow = {name: one.detach().clone() for name, one in model.named_parameters()}
 
 
-@planted("held between", "of gradients is alive: the variable flat of gradients", "", "cat", "")
+@planted("held between", "of gradients: the variable flat of gradients", "", "cat", "")
 def gradients_in_one_tensor(wrong: bool, device: str) -> None:
     model = nn.Sequential(nn.Linear(256, 256), nn.Linear(256, 256)).to(device)
     model(torch.zeros(8, 256, device=device)).sum().backward()
