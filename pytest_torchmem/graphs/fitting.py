@@ -18,6 +18,7 @@ from torch import nn
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.profile.profile import PEAK_FIELDS, MemoryProfile, Suggestion
 from pytest_torchmem.targets.gpus import DEFAULT_GPU, find_gpu
+from pytest_torchmem.tracing.layers import StandingGpu
 from pytest_torchmem.tracing.trace import trace
 from pytest_torchmem.units import parse_size
 
@@ -303,8 +304,6 @@ def gpu_seen(device: str | None, gpu: str | None) -> AbstractContextManager[None
     """
     if device != "cuda":
         return nullcontext()
-    from pytest_torchmem.tracing.layers import StandingGpu
-
     return StandingGpu(find_gpu(gpu or DEFAULT_GPU).name).on()
 
 

@@ -36,7 +36,6 @@ from pytest_torchmem.torch_private import keys, modes
 from pytest_torchmem.torch_private.dispatcher import interception, run_outside
 from pytest_torchmem.torch_private.kernels import run_composite_implicit
 from pytest_torchmem.torch_private.keys import FAKE, OpOverload, is_excluded, set_excluded
-from pytest_torchmem.torch_private.modes import function_modes, jit_tracing
 from pytest_torchmem.torch_private.patches import having
 from pytest_torchmem.torch_private.tensors import nowhere, storage_address
 
@@ -141,11 +140,11 @@ class Interceptor:
 
     def __call__(self, overload: OpOverload, *args: Any, **kwargs: Any) -> Any:
         """Run one operator that would have reached a kernel."""
-        if function_modes():
+        if modes.function_modes():
             # Below the dispatcher torch has none: a default device is not for what is made here.
             with modes.NoFunctionModes():
                 return self(overload, *args, **kwargs)
-        if jit_tracing() is not None:
+        if modes.jit_tracing() is not None:
             if overload is modes.CONVOLUTION:
                 return modes.convolution_for_jit(args)
             # It has written the operator down; what is asked of tensors here is not its business.

@@ -4,18 +4,17 @@ Only the order of events is written down while a program runs; peaks and what ex
 from it afterwards.
 """
 
-from __future__ import annotations
-
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
 
+from pytest_torchmem.allocator.device_memory import PoolId
 from pytest_torchmem.operators.workspace import Buffer, Workspace
 from pytest_torchmem.profile.timeline import (
     Allocation,
@@ -26,12 +25,8 @@ from pytest_torchmem.profile.timeline import (
     Timeline,
     Work,
 )
+from pytest_torchmem.targets.gpus import LibraryAnswer, WorkspaceKey
 from pytest_torchmem.torch_private.tensors import storage_address
-
-if TYPE_CHECKING:
-    from pytest_torchmem.allocator.device_memory import PoolId
-    from pytest_torchmem.targets.gpus import LibraryAnswer, WorkspaceKey
-
 
 _Noted = tuple[int, int, Origin, int, str, tuple[int, ...], Work, str]
 """A call of an operator as it is written down: an ``OperatorCall``, without the events of storages

@@ -25,19 +25,16 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from pytest_torchmem.profile.timeline import Confidence
 from pytest_torchmem.step.trees import argument_tensors
-from pytest_torchmem.targets.gpus import Gpu
+from pytest_torchmem.targets.gpus import Gpu, LibraryAnswer, WorkspaceKey
 from pytest_torchmem.targets.host import Host
 from pytest_torchmem.torch_private.kernels import run_on_meta
-
-if TYPE_CHECKING:
-    from pytest_torchmem.targets.gpus import LibraryAnswer, WorkspaceKey
 
 
 class Buffer(NamedTuple):
@@ -95,9 +92,9 @@ class Workspace(NamedTuple):
     unknown: tuple[str, ...] = ()
     estimated: tuple[str, ...] = ()
     calibrated: tuple[str, ...] = ()
-    questions: tuple["WorkspaceKey", ...] = ()
+    questions: tuple[WorkspaceKey, ...] = ()
     told: tuple[str, ...] = ()
-    answers: tuple["LibraryAnswer", ...] = ()
+    answers: tuple[LibraryAnswer, ...] = ()
 
     @property
     def nbytes(self) -> int:

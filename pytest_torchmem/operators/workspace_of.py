@@ -37,12 +37,10 @@ them for each of its matrices. What is iterated (eigenvalues, singular values, l
 them) has none: values decide how often.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -53,13 +51,11 @@ from pytest_torchmem.operators.spec import DRAWS_INTO, OperatorSpec
 from pytest_torchmem.operators.workspace import Buffer, Workspace, as_workspace, unknown
 from pytest_torchmem.profile.timeline import Confidence, KnownWork
 from pytest_torchmem.step.trees import argument_tensors, replace_leaves, replace_tensors
+from pytest_torchmem.targets.gpus import WorkspaceKey, WorkspaceSize
 from pytest_torchmem.targets.target import Target
 from pytest_torchmem.torch_private.keys import OpOverload, schema
 from pytest_torchmem.torch_private.names import TORCH_SERIES
 from pytest_torchmem.torch_private.settings import library_settings
-
-if TYPE_CHECKING:
-    from pytest_torchmem.targets.gpus import WorkspaceKey, WorkspaceSize
 
 
 def workspace_of(
@@ -150,8 +146,6 @@ def key_of(spec: OperatorSpec, args: Sequence[Any], kwargs: Mapping[str, Any]) -
         kwargs = {name: value for name, value in kwargs.items() if name not in left_out}
     geometry = geometry_text(args, kwargs)
     settings = library_settings()
-    from pytest_torchmem.targets.gpus import WorkspaceKey
-
     return WorkspaceKey(spec.name, f"{geometry}; {', '.join(settings)}" if settings else geometry)
 
 
@@ -363,7 +357,7 @@ class CallWork:
         """Count what goes by the entries of sparse tensors, which a ``Geometry`` does not tell."""
         self.flops, self.read = flops, read
 
-    def of_body(self, inner: tuple[CallWork, ...]) -> None:
+    def of_body(self, inner: "tuple[CallWork, ...]") -> None:
         """Move the bytes that the calls of the operator's body moved."""
         self.inner = inner
         self.read = sum(work.read for work in inner)

@@ -25,7 +25,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_torchmem.cudnn import driver
-from pytest_torchmem.cudnn.driver import device_properties
 from pytest_torchmem.cudnn.library import folder as cache_folder
 from pytest_torchmem.cudnn.questions import PINNED, Version, find_installed
 from pytest_torchmem.errors import UsageError
@@ -44,7 +43,7 @@ def stand_in_environment(gpu: Gpu, devices: int = 1) -> dict[str, str]:
     installation = find_installation()
     architecture = _architecture(gpu, installation)
     place = build(installation)
-    properties = device_properties(gpu.capability, gpu.multiprocessors)
+    properties = driver.device_properties(gpu.capability, gpu.multiprocessors)
     described = {
         "NAME": gpu.product,
         "CAPABILITY": "{}{}".format(*gpu.capability),

@@ -57,7 +57,6 @@ from pytest_torchmem.torch_private.function_holders import HOLDERS
 from pytest_torchmem.torch_private.kernels import below_interception
 from pytest_torchmem.torch_private.keys import HigherOrderOperator
 from pytest_torchmem.torch_private.modes import constructors_asked
-from pytest_torchmem.torch_private.patches import having
 from pytest_torchmem.torch_private.self_test import check_torch, on_own_thread
 from pytest_torchmem.torch_private.settings import all_settings, thread_settings
 from pytest_torchmem.torch_private.tensors import (
@@ -404,7 +403,7 @@ class StandingGpu:
 
     def presenting(self, records: Iterable[StorageRecord]) -> AbstractContextManager[None]:
         """Let traces count what is alive of ``records`` from their beginning, used or not."""
-        return having(self, _present=tuple(records))
+        return patches.having(self, _present=tuple(records))
 
     def present(self) -> Iterator[tuple[Lent, torch.UntypedStorage]]:
         """Yield what traces count from their beginning."""

@@ -31,7 +31,6 @@ from pytest_torchmem.interception.python_api.data import readable
 from pytest_torchmem.targets.target import as_device
 from pytest_torchmem.torch_private import modes, patches
 from pytest_torchmem.torch_private.names import listed
-from pytest_torchmem.torch_private.patches import LookedAt, Replacements
 from pytest_torchmem.torch_private.tensors import LEGACY, has_dispatch, is_wrapper, wrapped_tensors
 
 _CPU = torch.device("cpu")
@@ -52,7 +51,7 @@ _BESIDE_DEFAULT_DEVICE = listed("""
 """)
 
 
-def factories(trace: TraceContext, looked_at: list[LookedAt]) -> Replacements:
+def factories(trace: TraceContext, looked_at: list[patches.LookedAt]) -> patches.Replacements:
     """Let factories make tensors on fake cuda, and ``torch.device`` as a context say where. What
     decides which are replaced is added to ``looked_at``.
     """
@@ -249,7 +248,7 @@ class DefaultType:
             return modes.make(Tensor, *args)
 
 
-def legacy_types(trace: TraceContext, default: DefaultType) -> Replacements:
+def legacy_types(trace: TraceContext, default: DefaultType) -> patches.Replacements:
     """Have types of the host and of the GPU that make fake tensors."""
     gpu = torch.device("cuda", 0)
     set_type = torch.set_default_tensor_type
@@ -313,7 +312,7 @@ def device_said(tensor: Tensor) -> torch.device:
     return found
 
 
-def fake_tensors(trace: TraceContext) -> Replacements:
+def fake_tensors(trace: TraceContext) -> patches.Replacements:
     """Make the program's fake tensors on the CPU."""
     original: Any = modes.FakeTensor.__new__
 
@@ -390,7 +389,7 @@ def _as_cpp_has_them(
     return named, placed, {**kwargs, **options}
 
 
-def nested_tensors(trace: TraceContext) -> Replacements:
+def nested_tensors(trace: TraceContext) -> patches.Replacements:
     """Let ``torch.nested`` make tensors of the strided layout on the GPU that is named. Its
     functions in C++ are given the device, and their kernels hand it on.
     """

@@ -31,7 +31,6 @@ from pytest_torchmem.targets.target import as_device, index_of
 from pytest_torchmem.torch_private import patches
 from pytest_torchmem.torch_private.function_holders import is_of_program
 from pytest_torchmem.torch_private.modes import make
-from pytest_torchmem.torch_private.patches import ABSENT, LookedAt, Replacements, replaced_all
 
 Functions = dict[str, Callable[..., Any]]
 """Functions by their names in a module. They are called with a ``FakeGpu`` first: the one that the
@@ -89,7 +88,7 @@ SESSION = Session()
 def api_functions(api: Api, _: TraceContext) -> Layer[None]:
     """Let modules of torch have functions and classes, which ask the ``SESSION``."""
     replacements: list[tuple[Any, dict[str, Any]]] = []
-    looked_at: list[LookedAt] = []
+    looked_at: list[patches.LookedAt] = []
     for module, functions in api.functions:
         present = {
             name: _function(getattr(module, name), functions[name], name)
@@ -98,7 +97,7 @@ def api_functions(api: Api, _: TraceContext) -> Layer[None]:
         replacements.append((module, present))
     for module, name, kind in api.classes:
         original = vars(module).get(name)
-        looked_at.append((vars(module), name, ABSENT if original is None else original))
+        looked_at.append((vars(module), name, patches.ABSENT if original is None else original))
         if isinstance(original, type) and not is_of_program(module, name, original):
             replacements.append((module, {name: _class(original, kind)}))
     return Layer(replacements, None, looked_at=looked_at)
@@ -177,7 +176,7 @@ def questions_noted() -> Iterator[list[str]]:
         (module, {name: noting(name, getattr(module, name)) for name in names})
         for module, names in _QUESTIONS
     ]
-    with replaced_all(replacements):
+    with patches.replaced_all(replacements):
         yield asked
 
 
@@ -189,7 +188,7 @@ _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.in
 _DRIVER_FIGURES = ("utilization", "memory_usage", "temperature", "power_draw", "clock_rate")
 
 
-def lazy_init(trace: TraceContext) -> Replacements:
+def lazy_init(trace: TraceContext) -> patches.Replacements:
     """Replace what C++ calls before it makes its first tensor on cuda, and then remembers.
 
     Every known way of making one is rewritten before it gets there. Where another does, a build

@@ -44,7 +44,6 @@ from pytest_torchmem.torch_private import patches
 from pytest_torchmem.torch_private.devices import bindings_known, host_cache_known
 from pytest_torchmem.torch_private.modes import made_by
 from pytest_torchmem.torch_private.names import listed
-from pytest_torchmem.torch_private.patches import LookedAt, Replacements, replaced, unless
 
 CUDNN_VERSION = 91900
 """The cuDNN that comes with torch 2.13's CUDA wheels is 9.19 or newer."""
@@ -78,7 +77,7 @@ def _set_size(variable: str) -> NoReturn:
     )
 
 
-def attention(trace: TraceContext) -> Replacements:
+def attention(trace: TraceContext) -> patches.Replacements:
     """Let ``torch.backends.cuda.can_use_flash_attention`` and its like answer for the GPU."""
     return [
         patches.can_use_attention[name].unless(
@@ -160,7 +159,7 @@ NVTX: session.Functions = {
 """``torch.cuda.nvtx``."""
 
 
-def profilers(trace: TraceContext) -> Replacements:
+def profilers(trace: TraceContext) -> patches.Replacements:
     """Let ``torch.profiler`` look at the host alone, and ``emit_nvtx`` do nothing."""
     original: Any = profiler.profile.__init__
     nvtx: Any = profiler.emit_nvtx
@@ -172,8 +171,8 @@ def profilers(trace: TraceContext) -> Replacements:
         original(self, enabled, **options)
 
     silent = {
-        "__enter__": unless(trace.off, lambda self: self, nvtx.__enter__),
-        "__exit__": unless(trace.off, lambda *_: None, nvtx.__exit__),
+        "__enter__": patches.unless(trace.off, lambda self: self, nvtx.__enter__),
+        "__exit__": patches.unless(trace.off, lambda *_: None, nvtx.__exit__),
     }
     return [(profiler.profile, {"__init__": init}), (nvtx, silent)]
 
@@ -308,13 +307,13 @@ def cuda_identity(trace: TraceContext, memories: Sequence[DeviceMemory]) -> Iter
         gpu_generators(defaults),
         LASTING.layer("nccl", data_parallel.nccl_process_groups),
         # As in a new process: ``torch.cuda.graph`` has no stream of its own yet.
-        replaced(torch.cuda.graphs.graph, default_capture_stream=None),
+        patches.replaced(torch.cuda.graphs.graph, default_capture_stream=None),
         host_cache_known(),
         patches.having(session.SESSION, trace=trace, gpus=gpus),
         LASTING.layer("torch.cuda", partial(session.api_functions, API)),
         made_by(torch.UntypedStorage, owners.storages.make),
         made_by(torch.Tensor, owners.default_type.make),
-        replaced(torch.cuda, default_generators=tuple(defaults)),
+        patches.replaced(torch.cuda, default_generators=tuple(defaults)),
         bindings_known(bindings(), trace.off),
     ):
         trace.noted_contents.append(owners.wrappers.devices)
@@ -332,7 +331,7 @@ class _Owners(NamedTuple):
 def _functions(trace: TraceContext) -> Layer[_Owners]:
     storages, loaders = tensor_methods.Storages(trace), DataLoaders(trace)
     default_type, modes = factories.DefaultType(), DispatchModes(trace)
-    wrappers, looked_at = factories.WrapperSubclasses(trace), list[LookedAt]()
+    wrappers, looked_at = factories.WrapperSubclasses(trace), list[patches.LookedAt]()
     replacements = [
         *tensor_methods.DeviceMethods(trace, wrappers).replacements(),
         *wrappers.replacements(),
