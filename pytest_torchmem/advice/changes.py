@@ -27,9 +27,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 from pytest_torchmem.interception.attribution import Attribution, place_among
 from pytest_torchmem.profile.module_paths import fold
 from pytest_torchmem.step.trees import Args, Kwargs, tensors_in
+from pytest_torchmem.torch_private import module_calls, patches
 from pytest_torchmem.torch_private.modes import FunctionMode
-from pytest_torchmem.torch_private.module_calls import ModuleMethods, step_tables
-from pytest_torchmem.torch_private.patches import replaced_all
 from pytest_torchmem.torch_private.tensors import current_graph_task, view_base
 
 Layers: TypeAlias = tuple[str, str]
@@ -74,7 +73,7 @@ def every_call(how: Callable[[str, int, nn.Module], Call | None]) -> AbstractCon
 
         return call
 
-    return ModuleMethods({"__call__": instead})
+    return module_calls.ModuleMethods({"__call__": instead})
 
 
 def _zero_grads(how: Callable[[bool], bool]) -> AbstractContextManager[None]:
@@ -87,7 +86,7 @@ def _zero_grads(how: Callable[[bool], bool]) -> AbstractContextManager[None]:
         return zero_grad
 
     kinds = (Optimizer, nn.Module)
-    return replaced_all([(kind, {"zero_grad": instead(kind.zero_grad)}) for kind in kinds])
+    return patches.replaced_all([(kind, {"zero_grad": instead(kind.zero_grad)}) for kind in kinds])
 
 
 #: Functions with an argument ``inplace``; modules like ``nn.ReLU`` call them with their own.
@@ -312,7 +311,7 @@ def stepping(option: str, value: bool) -> Iterator[None]:
                 group[option] = value
 
     try:
-        with replaced_all([step_tables(choose)]):
+        with patches.replaced_all([module_calls.step_tables(choose)]):
             yield
     finally:
         for group, found in reversed(before):

@@ -22,18 +22,15 @@ from typing import Any, TypeAlias, cast
 import torch
 from torch import Tensor
 
-from pytest_torchmem.interception.attribution import code_made_by
+from pytest_torchmem.interception import attribution, refusals
 from pytest_torchmem.interception.context import TraceContext
-from pytest_torchmem.interception.refusals import REFUSALS, in_words_of_kernel
 from pytest_torchmem.operators.calls import CompositeCall
 from pytest_torchmem.operators.registry import generation, read_index, taught_paths
 from pytest_torchmem.operators.spec import OperatorSpec, spec_of
 from pytest_torchmem.step.trees import argument_tensors
 from pytest_torchmem.targets.gpus import Gpu
-from pytest_torchmem.torch_private import dispatcher, keys
+from pytest_torchmem.torch_private import dispatcher, keys, patches, settings
 from pytest_torchmem.torch_private.names import listed
-from pytest_torchmem.torch_private.patches import replaced
-from pytest_torchmem.torch_private.settings import own_keys_are_no_autocast
 from pytest_torchmem.torch_private.tensors import is_view_of_another
 
 LOWER_PRECISION = listed("""
@@ -199,12 +196,12 @@ def cuda_autocast(trace: TraceContext) -> Iterator[None]:
 
     with (
         dispatcher.autocast_kernels(run) as register,
-        replaced(
+        patches.replaced(
             torch,
             set_autocast_enabled=set_autocast_enabled,
             clear_autocast_cache=clear_autocast_cache,
         ),
-        own_keys_are_no_autocast(),
+        settings.own_keys_are_no_autocast(),
     ):
         try:
             for device in ("cpu", "cuda"):
@@ -377,9 +374,9 @@ def _path(spec: OperatorSpec, gpu: Gpu, trace: TraceContext) -> Callable[..., An
             return elsewhere(call)
         try:
             return path(args, kwargs, machine=gpu, call=call)
-        except REFUSALS as error:
+        except refusals.REFUSALS as error:
             with trace.working():
-                found = in_words_of_kernel(spec, args, kwargs, error, on_gpu=True)
+                found = refusals.in_words_of_kernel(spec, args, kwargs, error, on_gpu=True)
             try:
                 if found is error:
                     raise
@@ -390,5 +387,5 @@ def _path(spec: OperatorSpec, gpu: Gpu, trace: TraceContext) -> Callable[..., An
     return kernel
 
 
-PATH = code_made_by(_path, "kernel")
+PATH = attribution.code_made_by(_path, "kernel")
 """The code by which each composite operator takes its path."""

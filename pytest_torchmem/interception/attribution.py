@@ -28,9 +28,7 @@ from pytest_torchmem.printable import working_directory
 from pytest_torchmem.profile.module_paths import fold
 from pytest_torchmem.profile.timeline import Origin, Phase
 from pytest_torchmem.step.trees import modules_by_path
-from pytest_torchmem.torch_private import tensors
-from pytest_torchmem.torch_private.modes import NoFunctionModes, not_jit_tracing
-from pytest_torchmem.torch_private.module_calls import ModuleMethods
+from pytest_torchmem.torch_private import modes, module_calls, tensors
 
 _TORCH_ROOT = os.path.dirname(torch.__file__) + os.sep
 _FUNCTORCH = os.path.join(_TORCH_ROOT, "_functorch", "")
@@ -404,7 +402,7 @@ class _Following:
 
     def __init__(self) -> None:
         self.now: tuple[Attribution, Callable[[], bool]] | None = None
-        self.methods = ModuleMethods({"__call__": self._following})
+        self.methods = module_calls.ModuleMethods({"__call__": self._following})
 
     def _following(self, original: Callable[..., Any]) -> Callable[..., Any]:
         following = self
@@ -422,7 +420,7 @@ class _Following:
             task = tensors.current_graph_task()
             if attribution.on_outermost_call is not None and not stack and task == -1:
                 # It asks for sizes, which would be written down, or handed to a program's mode.
-                with not_jit_tracing(), NoFunctionModes():
+                with modes.not_jit_tracing(), modes.NoFunctionModes():
                     attribution.on_outermost_call(self, args, kwargs)
             path = attribution._path(stack, self)
             outer = stack[-1][3] if stack else None

@@ -24,11 +24,8 @@ from pytest_torchmem.interception.decompose import RunMode
 from pytest_torchmem.interception.interceptor import Interceptor
 from pytest_torchmem.interception.ledger import Ledger, StorageRecord
 from pytest_torchmem.interception.sparse import storage_holder
-from pytest_torchmem.interception.values.contents import memory_for
-from pytest_torchmem.interception.values.known import NotKnown
-from pytest_torchmem.operators.layouts import COMPRESSED
-from pytest_torchmem.operators.spec import spec_of
-from pytest_torchmem.operators.workspace import Buffer
+from pytest_torchmem.interception.values import contents, known
+from pytest_torchmem.operators import layouts, spec, workspace
 from pytest_torchmem.profile.timeline import Kind, Phase
 from pytest_torchmem.step.trees import Args, Kwargs, argument_tensors
 from pytest_torchmem.targets.gpus import Gpu
@@ -132,7 +129,7 @@ class TraceContext:
                 return self._record_of_part(tensor)
             return record
         except (RuntimeError, NotImplementedError):  # a tensor without storage
-            sparse = tensor.layout is torch.sparse_coo or tensor.layout in COMPRESSED
+            sparse = tensor.layout is torch.sparse_coo or tensor.layout in layouts.COMPRESSED
             inner = storage_holder(tensor) if sparse else private.unwrapped(tensor)
             if inner is None and private.is_wrapper(tensor):
                 return self._record_of_part(tensor)
@@ -235,7 +232,7 @@ class TraceContext:
     def unknown_bytes(self, nbytes: int) -> Tensor:
         """Return bytes of the host that are not known and take no memory."""
         with self.working():
-            memory = memory_for(torch.uint8, nbytes)
+            memory = contents.memory_for(torch.uint8, nbytes)
             made = private.bytes_of(private.hollow_storage(nbytes, memory))
             self.meet(made, memory=memory, hollow=True)
         return made
@@ -272,7 +269,7 @@ class TraceContext:
         with self.turn(), torch.no_grad(), self._interceptor.in_mode(aside):
             try:
                 return compute()
-            except NotKnown:
+            except known.NotKnown:
                 return None
 
     def enter_backward(self, run: Callable[..., Any]) -> Callable[..., Any]:
@@ -328,10 +325,10 @@ class TraceContext:
             with self.working():
                 parts.values.begin_anew(record, nbytes)
 
-    def keep(self, buffer: Buffer, overload: OpOverload) -> None:
+    def keep(self, buffer: workspace.Buffer, overload: OpOverload) -> None:
         """Book a library's workspace that stays and that ``overload`` makes on its first use."""
         with self.turn():
-            self._interceptor.kernels.keep(buffer, spec_of(overload), sys._getframe(1))
+            self._interceptor.kernels.keep(buffer, spec.spec_of(overload), sys._getframe(1))
 
     def select(self, index: int) -> int:
         """Make a GPU current; return the index of the one before."""

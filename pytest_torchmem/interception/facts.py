@@ -49,9 +49,8 @@ from pytest_torchmem.profile.facts import (
 from pytest_torchmem.profile.module_paths import Numbers, fold, prefixes, write_numbers
 from pytest_torchmem.profile.timeline import Origin, Phase
 from pytest_torchmem.step.trees import tensors_by_path, tensors_in
-from pytest_torchmem.torch_private import modes
+from pytest_torchmem.torch_private import modes, patches
 from pytest_torchmem.torch_private.distributed import arguments_of_sharding
-from pytest_torchmem.torch_private.patches import having
 from pytest_torchmem.torch_private.settings import figure_settings, saved_tensors_hooks
 from pytest_torchmem.torch_private.tensors import CHILDREN, current_node, node_number, unwrapped
 from pytest_torchmem.torch_private.tensors import PARAMETERS as OWN_PARAMETERS
@@ -416,7 +415,7 @@ class FactCollector:
             name = f"nn.{kind.__name__}"
             with suppress(AttributeError):  # of which the program has taken one away
                 switches = [one for one in _switches(kind) if own.get(one) is True]
-                with having(self, describes=get_ident()):
+                with patches.having(self, describes=get_ident()):
                     # ``nn.EmbeddingBag`` prints its weights to say a few numbers
                     settings = _settings_with(module.extra_repr(), (*switches,))
         else:  # a program's ``extra_repr`` may compute something, which would be traced

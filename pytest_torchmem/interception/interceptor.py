@@ -15,15 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pytest_torchmem.interception import kernels, layouts, phases, plan, sparse
 from pytest_torchmem.interception.attribution import Attribution
 from pytest_torchmem.interception.decompose import Parts, RunMode
-from pytest_torchmem.interception.kernels import Kernels
-from pytest_torchmem.interception.layouts import Layouts
 from pytest_torchmem.interception.ledger import Ledger
-from pytest_torchmem.interception.phases import References, TraceThreads
 from pytest_torchmem.interception.placement import run_on_host
-from pytest_torchmem.interception.plan import SubclassAsked
-from pytest_torchmem.interception.sparse import parts_of
 from pytest_torchmem.interception.values.contents import Values
 from pytest_torchmem.interception.values.known import NotKnown
 from pytest_torchmem.journal.journal import seed_what_is_imported
@@ -32,11 +28,10 @@ from pytest_torchmem.operators.spec import OperatorSpec, spec_of
 from pytest_torchmem.step.imports import imports_within
 from pytest_torchmem.step.trees import Args, Kwargs, argument_tensors, replace_tensors
 from pytest_torchmem.targets.target import Target
-from pytest_torchmem.torch_private import keys, modes
+from pytest_torchmem.torch_private import keys, modes, patches
 from pytest_torchmem.torch_private.dispatcher import interception, run_outside
 from pytest_torchmem.torch_private.kernels import run_composite_implicit
 from pytest_torchmem.torch_private.keys import FAKE, OpOverload, is_excluded, set_excluded
-from pytest_torchmem.torch_private.patches import having
 from pytest_torchmem.torch_private.tensors import nowhere, storage_address
 
 _CPU = torch.device("cpu")
@@ -107,7 +102,7 @@ class Interceptor:
         target: Target,
         ledger: Ledger,
         attribution: Attribution,
-        alone: References | None,
+        alone: phases.References | None,
         values: Values = Values.GUESSED,
         *,
         real_host: bool = False,
@@ -118,7 +113,7 @@ class Interceptor:
         hollow."""
         self.path_of: Callable[[str], Callable[..., Any] | None] = lambda name: None
         """Returns what runs a composite operator as the GPU does, by its name."""
-        self.threads = TraceThreads()
+        self.threads = phases.TraceThreads()
         self.mode = RunMode()
         self.inside = 0
         """The thread on which the profiler itself is at work, and tensors answer as torch made
@@ -127,8 +122,8 @@ class Interceptor:
         """Threads that are importing a module."""
         self._specs: dict[int, OperatorSpec] = {}
         """By the ids of their overloads, which they hold; an overload's own hash is Python's."""
-        self._layouts = Layouts(self, self.parts)
-        self.kernels = Kernels(self, self.parts, self._layouts, alone)
+        self._layouts = layouts.Layouts(self, self.parts)
+        self.kernels = kernels.Kernels(self, self.parts, self._layouts, alone)
         self._let_pass: Callable[[OpOverload], None]
         parts = self.parts
         self._numbers = parts.numbers
@@ -185,7 +180,7 @@ class Interceptor:
                 return self.kernels.run(spec, args, kwargs)
             with modes.DisableTorchFunctionSubclass():
                 return self._run_specially(spec, args, kwargs)
-        except SubclassAsked:
+        except plan.SubclassAsked:
             with modes.DisableTorchFunctionSubclass():
                 return self.kernels.run(self._specs[id(overload)], args, kwargs)
         finally:
@@ -283,7 +278,7 @@ class Interceptor:
                 result = self._run_specially(spec, args, kwargs)
             if spec.writes:
                 for tensor in argument_tensors(spec.all_written(args, kwargs)):
-                    for part in parts_of(tensor):
+                    for part in sparse.parts_of(tensor):
                         conversion.write_back(part)
             return result
         finally:
@@ -334,7 +329,7 @@ class Interceptor:
         return _Placing(self, device)
 
     def in_mode(self, mode: RunMode) -> AbstractContextManager[None]:
-        return having(self, mode=mode)
+        return patches.having(self, mode=mode)
 
     @contextmanager
     def _importing_a_module(self, name: str) -> Iterator[None]:
@@ -388,7 +383,7 @@ class Interceptor:
         try:
             if tensor.layout is torch.strided:
                 return self._is_hollow(tensor)
-            return any(self._is_hollow(part) for part in parts_of(tensor))
+            return any(self._is_hollow(part) for part in sparse.parts_of(tensor))
         except (RuntimeError, NotImplementedError):
             return False
 

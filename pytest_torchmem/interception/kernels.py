@@ -16,16 +16,14 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from pytest_torchmem.interception import decompose, placement
+from pytest_torchmem.interception import decompose, operator_log, placement, sparse
 from pytest_torchmem.interception import plan as plans
 from pytest_torchmem.interception.decompose import Intercepts, Parts
 from pytest_torchmem.interception.layouts import Layouts, QuantizedTensors, is_observed_first
 from pytest_torchmem.interception.ledger import DeviceLedger, StorageRecord
-from pytest_torchmem.interception.operator_log import OperatorLog
 from pytest_torchmem.interception.phases import SUM, GradientSums, References
 from pytest_torchmem.interception.plan import Call, Output, Plan, Same, geometry_of_arguments
 from pytest_torchmem.interception.refusals import REFUSALS, Refusals, in_words_of_kernel
-from pytest_torchmem.interception.sparse import has_sparse, parts_of
 from pytest_torchmem.interception.values.answers import may_be_assumed
 from pytest_torchmem.interception.values.computed import workspace_here
 from pytest_torchmem.interception.values.contents import NO_MEMORIES
@@ -71,7 +69,7 @@ class Kernels:
         self._refusals = Refusals()
         self._quantized = QuantizedTensors(parts)
         self.in_flight = InFlight()
-        self._log = OperatorLog(parts.attribution, parts.ledger)
+        self._log = operator_log.OperatorLog(parts.attribution, parts.ledger)
         self.decompositions = decompose.Decompositions(interceptor, parts.ledger, parts.numbers)
 
     # -- one operator ------------------------------------------------------------------------------
@@ -548,7 +546,7 @@ class Kernels:
             made = placement.make_outputs(self._ledger, plan, [], device, origin, memories or {})
             values.note(call, plan, made, memories)
             return made
-        if not spec.shared.sparse_metadata and has_sparse(args, kwargs):
+        if not spec.shared.sparse_metadata and sparse.has_sparse(args, kwargs):
             self._phases.find()
             result = self._run_layout(self._layouts.run_sparse, spec, args, kwargs)
             return with_work(spec.overload, args, ()) if spec.makes_work else result
@@ -566,7 +564,7 @@ class Kernels:
         start, origin = len(device.events), self._origin(spec, sys._getframe(4))
         with self._log.body():
             result = run(spec, args, kwargs)
-        parts = [part for one in tensors for part in parts_of(one)]
+        parts = [part for one in tensors for part in sparse.parts_of(one)]
         work = CallWork(spec, args, kwargs, result)
         read = sum(part.untyped_storage().nbytes() for part in parts)
         work.of_entries(int(entry_flops(args, kwargs)), read)

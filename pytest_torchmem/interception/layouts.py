@@ -30,10 +30,9 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.errors import UnsupportedOperatorError
-from pytest_torchmem.interception import sparse
+from pytest_torchmem.interception import placement, sparse
 from pytest_torchmem.interception.decompose import Intercepts, Parts
 from pytest_torchmem.interception.ledger import DeviceLedger, StorageRecord
-from pytest_torchmem.interception.placement import grow
 from pytest_torchmem.interception.plan import Call, Output
 from pytest_torchmem.interception.values.contents import LIMIT_NESTED
 from pytest_torchmem.operators.calls import GivenCall
@@ -43,8 +42,7 @@ from pytest_torchmem.operators.workspace import Workspace
 from pytest_torchmem.step.trees import Args, Kwargs, argument_tensors, replace_tensors
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
-from pytest_torchmem.torch_private.kernels import run_nested_kernel
-from pytest_torchmem.torch_private.keys import outside_interception
+from pytest_torchmem.torch_private import kernels, keys
 from pytest_torchmem.torch_private.patches import having
 from pytest_torchmem.torch_private.tensors import nowhere, storage_address
 
@@ -125,7 +123,7 @@ class Layouts:
         if pages.touched():
             pages.forget()
         try:
-            result = run_nested_kernel(operator.overload, *args, **kwargs)
+            result = kernels.run_nested_kernel(operator.overload, *args, **kwargs)
             if not pages.touched():
                 return result
             pages.forget()
@@ -174,7 +172,7 @@ class Layouts:
     ) -> None:
         """Compute what a kernel writes to a new tensor, ``kernel(written, *read)`` on values."""
         tensors = [written, *read]
-        with outside_interception():
+        with keys.outside_interception():
             if not self._values.compute_launch(
                 name, tensors, written.numel(), lambda values: kernel(*values)
             ):
@@ -190,7 +188,7 @@ class Layouts:
         record = self._ledger.records.get(storage_address(tensor))
         if record is not None:
             self._values.contents.begin_writing(record)
-        with outside_interception():
+        with keys.outside_interception():
             # Between traces what is on the host is real.
             known = tensor if record is None else self._values.contents.value(record, tensor)
             known.copy_(torch.tensor(values, dtype=torch.int64))
@@ -243,7 +241,7 @@ class QuantizedTensors:
                 # an argument has the shape and the values that the kernel gave it
                 parts = self._parts
                 origin = parts.attribution.origin(parts.ledger.phase, call.operator.name, frame)
-                grow(parts.ledger, tensor, Output.of(real), device, origin)
+                placement.grow(parts.ledger, tensor, Output.of(real), device, origin)
                 parts.values.contents.remember(parts.ledger.records[storage_address(tensor)], real)
         if argument_tensors(result):
             device.note(Workspace(unknown=(call.operator.name,)))

@@ -40,9 +40,8 @@ from pytest_torchmem.interception.ledger import DeviceLedger, Ledger, StorageRec
 from pytest_torchmem.operators.workspace import is_dense
 from pytest_torchmem.profile.timeline import Phase
 from pytest_torchmem.step.step import StepPhases
-from pytest_torchmem.torch_private import dispatcher
+from pytest_torchmem.torch_private import dispatcher, keys
 from pytest_torchmem.torch_private import tensors as private
-from pytest_torchmem.torch_private.keys import FAKE, is_included
 from pytest_torchmem.torch_private.tensors import current_graph_task, current_node, node_number
 
 _PATIENCE = 10.0
@@ -91,7 +90,7 @@ class TraceThreads:
             dispatcher.join_all()
             self.were_one = False
             return self.locks.setdefault(thread, self._joined[thread])
-        if self._over or thread in _OUTLIVED or not is_included(FAKE):
+        if self._over or thread in _OUTLIVED or not keys.is_included(keys.FAKE):
             return None
         self.were_one = False
         return self.locks.setdefault(thread, dispatcher.turns())

@@ -35,9 +35,8 @@ from pytest_torchmem.step.trees import (
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
 from pytest_torchmem.targets.target import Target
-from pytest_torchmem.torch_private.kernels import OnlyCpp, run_on_meta
+from pytest_torchmem.torch_private import kernels, modes
 from pytest_torchmem.torch_private.keys import OpOverload, lacks_geometry
-from pytest_torchmem.torch_private.modes import overrides, torch_function_enabled
 from pytest_torchmem.torch_private.settings import LIBRARY_VARIABLES, host_settings, kernel_settings
 from pytest_torchmem.torch_private.tensors import storage_address, tensor_on
 
@@ -410,12 +409,12 @@ def plan_on_meta(
     shapes = [tensor.shape for tensor in ordered]
     # What a record describes may go by the program's mode, as its kernel does.
     records = function is not operator and torch.is_grad_enabled()
-    with torch.set_grad_enabled(records), cast(Any, OnlyCpp)():
+    with torch.set_grad_enabled(records), cast(Any, kernels.OnlyCpp)():
         try:
             out = meta_kwargs.get("out")
             made_for_it = isinstance(out, Tensor) and out.numel() == 0
             if function is operator:
-                result = run_on_meta(operator, *meta_args, **meta_kwargs)
+                result = kernels.run_on_meta(operator, *meta_args, **meta_kwargs)
             else:
                 result = function(*meta_args, **meta_kwargs)
             if made_for_it and out.numel() > 1:
@@ -628,7 +627,7 @@ def geometry_of(value: Any, tensors: list[Tensor]) -> Any:
     if kind is float or kind is bool:
         return (kind, value)
     if isinstance(value, Tensor):
-        if torch_function_enabled() and overrides(kind):
+        if modes.torch_function_enabled() and modes.overrides(kind):
             raise SubclassAsked
         tensors.append(value)
         return (value.shape, value.stride(), value.dtype)

@@ -16,8 +16,7 @@ from torch import Tensor
 from pytest_torchmem.errors import TorchmemError, UnsupportedOperatorError
 from pytest_torchmem.operators.spec import OperatorSpec
 from pytest_torchmem.step import trees
-from pytest_torchmem.torch_private.keys import at_kernels
-from pytest_torchmem.torch_private.settings import OneThread
+from pytest_torchmem.torch_private import keys, settings
 from pytest_torchmem.torch_private.tensors import storage_address, tensor_on
 
 #: ``torch.linalg.LinAlgError``, which its module does not export.
@@ -108,7 +107,7 @@ def _asked(operator: OperatorSpec, args: trees.Args, kwargs: trees.Kwargs) -> Ex
 def _refusal(operator: OperatorSpec, args: trees.Args, kwargs: trees.Kwargs) -> Exception | None:
     """Run the kernel on real arguments, and return what it raises."""
     try:
-        with OneThread(), at_kernels():
+        with settings.OneThread(), keys.at_kernels():
             operator.overload(*operator.with_numbers_as_tensors(args, "cpu"), **kwargs)
     except REFUSALS as error:
         return error.with_traceback(None)  # whose frames hold the arguments, and it them

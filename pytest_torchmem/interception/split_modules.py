@@ -26,8 +26,7 @@ from pytest_torchmem.interception.context import LASTING, Layer, TraceContext, c
 from pytest_torchmem.interception.python_api import program
 from pytest_torchmem.interception.world import refuse_symmetric_memory
 from pytest_torchmem.profile.timeline import Kind
-from pytest_torchmem.step.imports import told_of_imports
-from pytest_torchmem.step.trees import modules_by_path
+from pytest_torchmem.step import imports, trees
 from pytest_torchmem.torch_private import distributed, patches
 from pytest_torchmem.torch_private.keys import schema
 
@@ -80,7 +79,7 @@ def refuse_wrapped(target: nn.Module) -> None:
     """
     sharding = map(_of_fsdp, ("FSDPModule", "FullyShardedDataParallel"))
     kinds = (nn.parallel.DistributedDataParallel, *filter(None, sharding))
-    for path, inner in modules_by_path(target):
+    for path, inner in trees.modules_by_path(target):
         if kind := next((kind for kind in kinds if isinstance(inner, kind)), None):
             where = f"{type(target).__name__}.{path}" if path else type(target).__name__
             raise UnsupportedOperatorError(f"{where} ({kind.__name__}){_BEFORE}")
@@ -118,7 +117,7 @@ def split_modules(trace: TraceContext) -> Iterator[None]:
 
         stack.enter_context(LASTING.layer("processes", _of_processes))
         follow(*(name for name in _FOLLOWED if name in sys.modules))
-        stack.enter_context(told_of_imports(follow))
+        stack.enter_context(imports.told_of_imports(follow))
         yield
 
 

@@ -36,9 +36,7 @@ from pytest_torchmem.operators.workspace import (
 )
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
-from pytest_torchmem.torch_private.keys import below_autograd
-from pytest_torchmem.torch_private.names import TORCH_VERSION
-from pytest_torchmem.torch_private.tensors import nested_sizes
+from pytest_torchmem.torch_private import keys, names, tensors
 
 operator("aten::native_layer_norm").workspace("cuda")(
     copied(first=True, input=CONTIGUOUS, weight=CONTIGUOUS, bias=CONTIGUOUS)
@@ -168,7 +166,7 @@ def of_nested(nested: NestedTensors, norm: LayerNorm) -> tuple[Tensor, Tensor, T
     """Of the buffer; native/nested/NestedTensorMath.cpp, nested_layer_norm."""
     rows = norm.input.values().view(-1, *norm.normalized_shape)
     output, mean, rstd = torch.ops.aten.native_layer_norm.default(*norm._replace(input=rows))
-    sizes = nested_sizes(norm.input)
+    sizes = tensors.nested_sizes(norm.input)
     return nested.wrap(output.view(-1), sizes), mean.view(-1), rstd.view(-1)
 
 
@@ -236,7 +234,7 @@ class _FusedRmsNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *given: Any) -> Any:
         norm = RmsNorm(*given)
-        with below_autograd():
+        with keys.below_autograd():
             output, rstd = torch.ops.aten._fused_rms_norm.default(*norm)
         ctx.normalized_shape = norm.normalized_shape
         ctx.save_for_backward(norm.input, norm.weight, rstd)
@@ -367,7 +365,7 @@ def forward_on_cuda(outputs: Sequence[Tensor], norm: GroupNorm) -> tuple[int, ..
     kept in the type of the outputs alone.
     """
     dtype = accumulation_type(norm.input.dtype)
-    statistics = outputs[1:] if TORCH_VERSION >= (2, 13) else ()
+    statistics = outputs[1:] if names.TORCH_VERSION >= (2, 13) else ()
     copies = (
         *map(contiguous_copy, (norm.input, norm.weight, norm.bias)),
         *(converted(statistic, dtype) for statistic in statistics),

@@ -19,8 +19,7 @@ from pytest_torchmem.errors import UsageError
 from pytest_torchmem.profile.timeline import Phase
 from pytest_torchmem.step.imports import when_compiler_is_used
 from pytest_torchmem.step.trees import Args, tensors_in
-from pytest_torchmem.torch_private import compiler
-from pytest_torchmem.torch_private.module_calls import step_tables
+from pytest_torchmem.torch_private import compiler, module_calls
 from pytest_torchmem.torch_private.patches import Instead, engine, replaced, replaced_all
 
 
@@ -288,7 +287,7 @@ def steps_seen(
 
         return hook
 
-    return step_tables(here(begin), here(end))
+    return module_calls.step_tables(here(begin), here(end))
 
 
 def optimizer_steps(

@@ -21,8 +21,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves
 
-from pytest_torchmem.torch_private import patches
-from pytest_torchmem.torch_private.function_holders import HOLDERS
+from pytest_torchmem.torch_private import function_holders, patches, tensors
 from pytest_torchmem.torch_private.names import (
     TORCH_VERSION,
     listed,
@@ -31,7 +30,6 @@ from pytest_torchmem.torch_private.names import (
     private_name_if_imported,
 )
 from pytest_torchmem.torch_private.patches import Instead, Replacements, nothing_replaced, replaced
-from pytest_torchmem.torch_private.tensors import numbers_saved_by
 
 private("torch.compiler._is_compiling_flag")
 _is_stashed: Callable[[str], bool] = private("torch._C._is_key_in_tls")
@@ -205,7 +203,7 @@ def numbers_kept_for(graph: fx.GraphModule) -> list[Tensor]:
     stands for a constant number has it as ``constant`` (torch/_subclasses/fake_tensor.py).
     """
     examples = examples_of(graph)
-    found = numbers_saved_by(examples)
+    found = tensors.numbers_saved_by(examples)
     for one in examples:
         constant = getattr(one, "constant", None)
         if constant is not None:
@@ -430,7 +428,7 @@ def originals_seen(made: Iterable[type] = (), constants: Iterable[type] = ()) ->
 
     def of_original(self: Any, value: Any) -> Any:
         kept = isinstance(value, type) and value in made
-        return wrap(self, value if kept else HOLDERS.original(value))
+        return wrap(self, value if kept else function_holders.HOLDERS.original(value))
 
     def create_proxy(self: Any, kind: str, target: Any, *args: Any, **kwargs: Any) -> Any:
         return create(self, kind, standing.get(id(target), target), *args, **kwargs)

@@ -17,10 +17,9 @@ from typing import Any, TypeAlias
 import torch
 
 from pytest_torchmem.errors import UnsupportedTorchError
-from pytest_torchmem.torch_private import keys
+from pytest_torchmem.torch_private import keys, patches
 from pytest_torchmem.torch_private.kernels import give_shards_back, kernel_for, run_torch_dispatch
 from pytest_torchmem.torch_private.names import TORCH_VERSION, dispatch_key, listed, private
-from pytest_torchmem.torch_private.patches import having
 
 _new_library: Callable[..., Any] = private("torch._C._dispatch_library")
 _has_fallback: Callable[[Any], bool] = private("torch._C._dispatch_has_backend_fallback")
@@ -323,7 +322,7 @@ def autocast_kernels(run: _Run) -> Iterator[Callable[[Iterable[str]], None]]:
     ``autocast_key_included(True)`` is.
     """
     on_key = _on_key(keys.AUTOCAST_KEY, passes_by)
-    with having(on_key, run=run):
+    with patches.having(on_key, run=run):
         yield on_key.call_back
 
 

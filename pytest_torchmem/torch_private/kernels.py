@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pytest_torchmem.torch_private import keys, names
-from pytest_torchmem.torch_private.modes import dispatch_modes
+from pytest_torchmem.torch_private import keys, modes, names
 from pytest_torchmem.torch_private.tensors import has_dispatch
 
 #: What runs an overload's kernel for a key: ``kernel_for(operator)(key, *args, **kwargs)``.
@@ -58,11 +57,11 @@ def run_torch_dispatch(operator: keys.OpOverload, *args: Any, **kwargs: Any) -> 
     """
     tensors = (one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor))
     types = tuple(dict.fromkeys(type(tensor) for tensor in tensors if has_dispatch(tensor)))
-    if not dispatch_modes() and any(is_dispatched_in_cpp(kind) for kind in types):
+    if not modes.dispatch_modes() and any(is_dispatched_in_cpp(kind) for kind in types):
         with shards_intercepted():
             return kernel_for(operator)(_PYTHON, *args, **kwargs)
     with keys.ExcludeKeys(keys.keys_above_kernels().remove(keys.FAKE)):
-        if dispatch_modes():
+        if modes.dispatch_modes():
             with _pop_mode() as mode:
                 return mode.__torch_dispatch__(operator, types, args, kwargs)
         for kind in types:

@@ -22,8 +22,7 @@ from pytest_torchmem.interception.attribution import place_among
 from pytest_torchmem.interception.interceptor import Interceptor
 from pytest_torchmem.profile.timeline import GRAPH_NODE
 from pytest_torchmem.step.trees import tensors_in
-from pytest_torchmem.torch_private import compiler
-from pytest_torchmem.torch_private.patches import having
+from pytest_torchmem.torch_private import compiler, patches
 
 _NO_ADDRESS = "Cannot access data pointer"
 """How torch refuses the address of a tensor without one (c10/core/StorageImpl.cpp)."""
@@ -112,7 +111,7 @@ class AheadOfTime:
         buffers = dict(self._module.named_buffers())
         try:
             # The module's own forward runs, and composite operators go the way of the device.
-            tracing = having(self, _tracing=True)
+            tracing = patches.having(self, _tracing=True)
             with tracing, compiler.taken_for_compiling(), self._in_mode(makes_graphs=True):
                 return compiled(parameters, buffers, others, args, kwargs)
         except RuntimeError as error:
@@ -153,7 +152,7 @@ class AheadOfTime:
         self.graphs.append(graph)
 
         def run(args: list[Any]) -> Any:
-            running = having(self, _tracing=False)
+            running = patches.having(self, _tracing=False)
             with running, compiler.taken_for_compiling(False), self._in_mode(makes_graphs=False):
                 return NamedGraph(graph).boxed_run(args)
 

@@ -22,8 +22,7 @@ from zlib import crc32
 
 from torch import nn
 
-from pytest_torchmem.interception.attribution import place_among
-from pytest_torchmem.interception.facts import is_installed
+from pytest_torchmem.interception import attribution, facts
 from pytest_torchmem.tracing.sources import file_of, first_line, is_of_program, text_of, tree_of
 
 _CONFIGURATIONS = (".json", ".yaml", ".yml", ".toml", ".ini", ".cfg")
@@ -219,7 +218,7 @@ def _library_of(one: Any) -> str:
     module = one.__name__ if kind is ModuleType else of.__module__
     root = str(module).partition(".")[0]
     own = getattr(sys.modules.get(root), "__dict__", {})
-    is_known = is_installed(str(own.get("__file__"))) and root not in _NO_LIBRARIES
+    is_known = facts.is_installed(str(own.get("__file__"))) and root not in _NO_LIBRARIES
     return root if is_known and _version_of(root) else ""
 
 
@@ -236,7 +235,7 @@ def _is_own(file: str) -> bool:
 
 
 def _path_of(file: str) -> str:
-    return place_among([(file, 0)]).removesuffix(":0")
+    return attribution.place_among([(file, 0)]).removesuffix(":0")
 
 
 @lru_cache(maxsize=256)

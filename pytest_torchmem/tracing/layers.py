@@ -28,7 +28,7 @@ from torch.nn.parameter import is_lazy
 from pytest_torchmem.allocator.device_memory import AllocatorOptions, parse_options
 from pytest_torchmem.errors import NoCudaError, UnsupportedTorchError
 from pytest_torchmem.fake_cuda.libraries import ON_CPU, ON_GPU, libraries_followed
-from pytest_torchmem.interception.attribution import Attribution
+from pytest_torchmem.interception import attribution, phases, plan
 from pytest_torchmem.interception.context import LASTING, Layer, TraceContext
 from pytest_torchmem.interception.conversion import (
     NAME_DEVICE,
@@ -38,26 +38,18 @@ from pytest_torchmem.interception.conversion import (
 )
 from pytest_torchmem.interception.interceptor import Interceptor
 from pytest_torchmem.interception.ledger import DeviceLedger, Ledger, StorageRecord
-from pytest_torchmem.interception.phases import References
-from pytest_torchmem.interception.plan import Output
 from pytest_torchmem.interception.python_api import data, files
 from pytest_torchmem.interception.python_api.program import Changes, FakeTensors, Threads
 from pytest_torchmem.interception.split_modules import split_modules
 from pytest_torchmem.interception.values.contents import Values
-from pytest_torchmem.journal import journal
-from pytest_torchmem.journal.in_place import Given
+from pytest_torchmem.journal import in_place, journal
 from pytest_torchmem.operators.layouts import COMPRESSED, compressed_indices, compressed_like
 from pytest_torchmem.step.generators import keeping_forward_draws
 from pytest_torchmem.step.step import asked_engine, steps_seen
 from pytest_torchmem.targets.gpus import Gpu, find_gpu
 from pytest_torchmem.targets.host import REFERENCE
 from pytest_torchmem.targets.target import Selected, Target
-from pytest_torchmem.torch_private import patches
-from pytest_torchmem.torch_private.function_holders import HOLDERS
-from pytest_torchmem.torch_private.kernels import below_interception
-from pytest_torchmem.torch_private.keys import HigherOrderOperator
-from pytest_torchmem.torch_private.modes import constructors_asked
-from pytest_torchmem.torch_private.self_test import check_torch, on_own_thread
+from pytest_torchmem.torch_private import function_holders, kernels, keys, modes, patches, self_test
 from pytest_torchmem.torch_private.settings import all_settings, thread_settings
 from pytest_torchmem.torch_private.tensors import (
     has_dispatch,
@@ -89,13 +81,13 @@ class Memory(NamedTuple):
 
 
 @cache
-@on_own_thread
-def gradient_held_by_engine_alone() -> References:
+@self_test.on_own_thread
+def gradient_held_by_engine_alone() -> phases.References:
     """Learn how many references a gradient has that the engine is about to add to in place. Raises
     ``UnsupportedTorchError`` where the engine's addition is not seen.
     """
     ledger = Ledger()
-    interceptor = Interceptor(Target(REFERENCE), ledger, Attribution(), None)
+    interceptor = Interceptor(Target(REFERENCE), ledger, attribution.Attribution(), None)
 
     def program() -> None:
         twice_used = torch.empty(2, requires_grad=True) * 2.0
@@ -123,7 +115,7 @@ def layers(
     is real on the host keeps what the program does to it; all else is given back.
     """
     gpu, on_thread = interceptor.parts.target.gpu, interceptor.threads.on_thread
-    with constructors_asked(), ExitStack() as stack:
+    with modes.constructors_asked(), ExitStack() as stack:
         stack.enter_context(keeping_forward_draws(interceptor.parts.values.forward_draws))
         stack.enter_context(LASTING.following(context))
         python = LASTING.layer("functions of Python", _functions)
@@ -164,16 +156,16 @@ def _functions(trace: TraceContext) -> Layer[tuple[files.Addresses, Changes]]:
     owners = (*(other(trace) for other in others), fake_tensors, pickling, addresses, changes)
     replacements = [entry for owner in owners for entry in owner.replacements()]
     replacements += files.sparse_files(trace, pickling)
-    dispatch = below_interception(HigherOrderOperator.dispatch)
+    dispatch = kernels.below_interception(keys.HigherOrderOperator.dispatch)
     # TorchScript, which knows functions by their identity, is to know those that were replaced.
     find = patches.find_builtin[0].original
     find(len)  # makes its table, for the life of the process, of torch's own functions
 
     def find_replaced(function: Any) -> Any:
-        return find(HOLDERS.original(function))
+        return find(function_holders.HOLDERS.original(function))
 
     replacements += [looked_up.by(find_replaced) for looked_up in patches.find_builtin]
-    replacements.append((HigherOrderOperator, {"dispatch": dispatch}))
+    replacements.append((keys.HigherOrderOperator, {"dispatch": dispatch}))
     asked = asked_engine(lambda run: trace.enter_backward(run), lambda: trace.on_thread())
     optimizers, steps = steps_seen(
         lambda optimizer: trace.enter_optimizer(optimizer),
@@ -220,7 +212,7 @@ class HollowTensors:
         self._storages: dict[int, torch.UntypedStorage] = {}
         """Those in the place of real ones, by the addresses of these."""
 
-    def __call__(self, tensor: Tensor, given: Given) -> Tensor | None:
+    def __call__(self, tensor: Tensor, given: in_place.Given) -> Tensor | None:
         """Return a tensor's hollow storage, None for one that is met in the step."""
         if not (given.moves or self._whole):
             return None
@@ -240,12 +232,12 @@ class HollowTensors:
                 return None
             raise
 
-    def _hollow(self, tensor: Tensor, given: Given) -> Tensor:
+    def _hollow(self, tensor: Tensor, given: in_place.Given) -> Tensor:
         """Return a hollow tensor; those that share a storage share one."""
         address, whole = storage_address(tensor), self._whole or is_on_real_gpu(tensor)
         shared = self._storages.get(address) if whole else None
         if shared is not None:
-            return Output.of(tensor).on(shared)
+            return plan.Output.of(tensor).on(shared)
         owner = ""
         if given.path is not None:
             owner = f"{self._root}.{given.path}" if given.path else self._root
@@ -283,7 +275,7 @@ class StandingGpu:
         gpus: int = 1,
         index: int = 0,
     ) -> None:
-        check_torch()
+        self_test.check_torch()
         self.gpu = gpu
         modelled = find_gpu(gpu)
         target = Target(REFERENCE, modelled, gpus=gpus, index=index, selected=Selected(index))
@@ -295,7 +287,7 @@ class StandingGpu:
         alone = gradient_held_by_engine_alone()
         mode = Values.OF_SUITE if of_suite and values == "auto" else _VALUES[values]
         self._interceptor = Interceptor(
-            target, self._ledger, Attribution(), alone, mode, real_host=True
+            target, self._ledger, attribution.Attribution(), alone, mode, real_host=True
         )
         self._interceptor.parts.conversion.lender = partial(lent_by_standing_gpus, but=self)
         self._context = TraceContext(self._interceptor)

@@ -13,8 +13,7 @@ from functools import lru_cache
 from types import CodeType
 from typing import Any
 
-from pytest_torchmem.interception.attribution import place_among
-from pytest_torchmem.interception.facts import is_installed
+from pytest_torchmem.interception import attribution, facts
 
 _STANDARD_LIBRARY = os.path.dirname(os.__file__)
 """``sysconfig`` reads how Python was built to say so."""
@@ -25,7 +24,7 @@ _NOTHING = (ast.Constant, ast.List, ast.Dict, ast.Set, ast.Tuple)
 
 def is_of_program(file: str) -> bool:
     """Tell whether a file is neither of an installed library nor of Python's own."""
-    return not (is_installed(file) or file.startswith((_STANDARD_LIBRARY, "<")))
+    return not (facts.is_installed(file) or file.startswith((_STANDARD_LIBRARY, "<")))
 
 
 def file_of(kind: type) -> str:
@@ -35,7 +34,7 @@ def file_of(kind: type) -> str:
 
 def placed(file: str, line: int) -> str:
     """Return a line of the program as it follows a name, "" for any other."""
-    at = place_among([(file, line)])
+    at = attribution.place_among([(file, line)])
     return f" ({at})" if at else ""
 
 

@@ -15,18 +15,14 @@ from torch import nn
 
 from pytest_torchmem.allocator.device_memory import parse_options
 from pytest_torchmem.errors import NoCudaError, TorchmemError, UsageError, add_note, refuse_misspelt
-from pytest_torchmem.interception import operator_log
+from pytest_torchmem.interception import context, operator_log, placement, split_modules
 from pytest_torchmem.interception.attribution import Attribution
-from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.interception.conversion import give_back, give_survivors_data
 from pytest_torchmem.interception.interceptor import Interceptor
 from pytest_torchmem.interception.ledger import DeviceLedger, Ledger
-from pytest_torchmem.interception.placement import ON_TWO_DEVICES
-from pytest_torchmem.interception.split_modules import refuse_wrapped
-from pytest_torchmem.interception.values.answers import UnknownNumber
+from pytest_torchmem.interception.values import answers, messages
 from pytest_torchmem.interception.values.contents import Values, ValuesMode, ValuesNeeded
 from pytest_torchmem.interception.values.known import KnownValues
-from pytest_torchmem.interception.values.messages import Mailbox
 from pytest_torchmem.interception.world import world_entered
 from pytest_torchmem.journal.contents import ProgramState, Reached
 from pytest_torchmem.journal.in_place import InPlace
@@ -47,11 +43,7 @@ from pytest_torchmem.targets.target import (
     Target,
 )
 from pytest_torchmem.targets.world import GPUS_OF_A_NODE, World, check_ranks, check_world_size
-from pytest_torchmem.torch_private.devices import has_gpu
-from pytest_torchmem.torch_private.distributed import forget_meshes
-from pytest_torchmem.torch_private.self_test import check_torch
-from pytest_torchmem.torch_private.settings import ends_once, entered_settings
-from pytest_torchmem.torch_private.tensors import nowhere
+from pytest_torchmem.torch_private import devices, distributed, self_test, settings, tensors
 from pytest_torchmem.tracing import layers
 from pytest_torchmem.tracing.compiled import LEVELS, Compiled, Level, at
 from pytest_torchmem.tracing.passes import Lowering, run_passes
@@ -153,7 +145,7 @@ def trace(
     run = partial(_trace, limit=limit, profiled=profiled, mode=mode)
     with without_collections():  # of what the first trace imports and makes, which is kept
         machine = _with_cudnn(machine, cudnn)
-        check_torch(cuda=machine.gpu is not None)
+        self_test.check_torch(cuda=machine.gpu is not None)
         _check_one_of("values", values, _PASSES)
         return _in_passes(run, machine, _PASSES[values], target, args, kwargs, loss_fn)
 
@@ -169,7 +161,7 @@ def _in_passes(
     reached, lowering = Reached(target, *inputs), Lowering()
     is_module = isinstance(target, nn.Module)
     in_place = InPlace(reached, target, *inputs) if is_module else InPlace(reached)
-    if machine.gpu is not None and has_gpu():
+    if machine.gpu is not None and devices.has_gpu():
         in_place.note_on_gpu(reached.every_tensor())
     state = ProgramState(reached, in_place.references(), keeps=is_module)
 
@@ -211,7 +203,7 @@ def _trace(
     giving_back: Callable[[Ledger], Callable[[], None]],
     machine: Target,
     values: Values,
-    mailbox: Mailbox | None,
+    mailbox: messages.Mailbox | None,
     *,
     limit: layers.Memory,
     profiled: Callable[..., MemoryProfile],
@@ -238,7 +230,7 @@ def _trace(
 
     def switch_on(stack: ExitStack) -> None:
         stack.callback(interceptor.threads.released)
-        stack.callback(nowhere().forget)
+        stack.callback(tensors.nowhere().forget)
         beside_others = not is_alone()
         stack.enter_context(process_kept(compiled.following(), interceptor.threads.on_thread))
         if beside_others:
@@ -246,13 +238,13 @@ def _trace(
         stack.enter_context(world_entered(machine.world, interceptor.threads.on_thread, mailbox))
         stack.callback(give_survivors_data, ledger, interceptor.parts.values.contents)
         if machine.world is not None:
-            stack.callback(forget_meshes)
+            stack.callback(distributed.forget_meshes)
         stack.callback(giving_back(ledger))
         stack.callback(in_place.restore)
         stack.callback(ledger.give_back_outgrown)
-        stack.enter_context(settings_kept(entered_settings(), of_thread=True))
-        stack.enter_context(ends_once(interceptor.threads.on_thread))
-        stack.enter_context(layers.layers(interceptor, TraceContext(interceptor), memories))
+        stack.enter_context(settings_kept(settings.entered_settings(), of_thread=True))
+        stack.enter_context(settings.ends_once(interceptor.threads.on_thread))
+        stack.enter_context(layers.layers(interceptor, context.TraceContext(interceptor), memories))
 
     def run() -> MemoryProfile:
         return profiled(interceptor, compiled, memories, in_place)
@@ -273,8 +265,8 @@ def _trace(
         end_if_ended()
         if lowering.ends_by(error):
             raise ValuesNeeded from None
-        if isinstance(error, TypeError) and UnknownNumber.__name__ in str(error):
-            raise interceptor.parts.values.unknown(UnknownNumber.AS_SIZE) from error
+        if isinstance(error, TypeError) and answers.UnknownNumber.__name__ in str(error):
+            raise interceptor.parts.values.unknown(answers.UnknownNumber.AS_SIZE) from error
         if gpu is None and isinstance(error, _OF_NO_CUDA) and str(error).startswith(_NO_CUDA):
             line = attribution.line_of(error) or "the traced program"
             raise NoCudaError(layers.asked_for_cuda(line)) from error
@@ -307,7 +299,7 @@ def _profile(
     if watch is not None:
         watch.at_begin(ledger)
     if isinstance(target, nn.Module):
-        refuse_wrapped(target)
+        split_modules.refuse_wrapped(target)
         ledger.begin(Phase.BASELINE)
         facts.model(target)
         facts.called_with(type(target).__name__, args, kwargs)
@@ -415,7 +407,7 @@ def _note_what_helps(error: BaseException, gpu: Gpu | None, values: KnownValues)
     if gpu is not None and isinstance(error, RuntimeError):
         # A trace of the body begins when its module is there, and with it what the module decided.
         text = str(error)
-        if text.startswith(ON_TWO_DEVICES) and "cpu" in text and "cuda" in text:
+        if text.startswith(placement.ON_TWO_DEVICES) and "cpu" in text and "cuda" in text:
             add_note(error, _CHOSE_ON_IMPORT)
     if _NO_RANK in str(error):
         add_note(error, _NO_WORLD)
@@ -473,7 +465,7 @@ def _profile_of(
 def _warnings(interceptor: Interceptor, compiled: Compiled) -> tuple[str, ...]:
     parts = interceptor.parts
     found = list(parts.values.warnings)
-    if nowhere().touched():
+    if tensors.nowhere().touched():
         found.append(
             "something other than an operator of torch read or wrote the memory of a traced "
             "tensor, which has none: a C++ extension, or a thread that ran before the trace; it "

@@ -20,12 +20,9 @@ from pytest_torchmem.interception.attribution import Attribution, callers_of
 from pytest_torchmem.interception.ledger import DeviceLedger, Ledger
 from pytest_torchmem.operators.attention.dot_product import why_not_fused
 from pytest_torchmem.operators.calls import AttentionArguments
-from pytest_torchmem.profile.facts import Geometry
-from pytest_torchmem.profile.module_paths import fold
-from pytest_torchmem.profile.timeline import Allocation
+from pytest_torchmem.profile import facts, module_paths, timeline
 from pytest_torchmem.step.trees import Args, Kwargs
-from pytest_torchmem.torch_private.modes import FunctionMode
-from pytest_torchmem.torch_private.patches import replaced
+from pytest_torchmem.torch_private import modes, patches
 from pytest_torchmem.torch_private.tensors import OF_COMPILED_GRAPHS
 from pytest_torchmem.tracing.holders import HeldNames, address_of, collect, holding_graphs
 from pytest_torchmem.tracing.trace import WATCH
@@ -93,7 +90,7 @@ class Watch:
             return
         before_adding = device.before_adding
 
-        def before(entry: Allocation, stream: int) -> None:
+        def before(entry: timeline.Allocation, stream: int) -> None:
             self._note_callers(entry, device.booked)
             if device.booked == self._before >= 0 and not self.holders:
                 self._look(ledger, device)
@@ -102,8 +99,8 @@ class Watch:
 
         device.before_adding = before
 
-    def _note_callers(self, entry: Allocation, index: int) -> None:
-        module = f"{fold(entry.origin.module)[0]}."
+    def _note_callers(self, entry: timeline.Allocation, index: int) -> None:
+        module = f"{module_paths.fold(entry.origin.module)[0]}."
         for (pattern, line), (nbytes, known) in self.callers.items():
             if entry.nbytes < nbytes or (pattern and not module.startswith(f"{pattern}.")):
                 continue
@@ -188,7 +185,7 @@ def _by_a_view(tensor: Tensor, nbytes: int) -> str:
     if tensor.layout is not torch.strided or 2 * tensor.nbytes >= nbytes:
         return ""
     dtype = str(tensor.dtype).removeprefix("torch.")
-    return f", by a view {Geometry(dtype, tuple(tensor.shape))}"
+    return f", by a view {facts.Geometry(dtype, tuple(tensor.shape))}"
 
 
 _ATTENTION: Any = functional.scaled_dot_product_attention
@@ -231,7 +228,7 @@ def watching(
         stack.callback(WATCH.reset, WATCH.set(watch))
         if attention:
             # Within what a mode is handed, such as ``multi_head_attention_forward``, it is off.
-            stack.enter_context(replaced(functional, scaled_dot_product_attention=attends))
-            stack.enter_context(FunctionMode(called))
-        stack.enter_context(replaced(FunctionCtx, save_for_backward=saves))
+            stack.enter_context(patches.replaced(functional, scaled_dot_product_attention=attends))
+            stack.enter_context(modes.FunctionMode(called))
+        stack.enter_context(patches.replaced(FunctionCtx, save_for_backward=saves))
         yield watch

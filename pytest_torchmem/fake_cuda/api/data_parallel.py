@@ -18,8 +18,7 @@ from torch.nn.parallel import comm, scatter_gather
 from pytest_torchmem.fake_cuda.api.session import SESSION, FakeGpu, Functions
 from pytest_torchmem.interception.context import Layer, TraceContext
 from pytest_torchmem.targets.target import as_device
-from pytest_torchmem.torch_private.distributed import nccl_groups
-from pytest_torchmem.torch_private.patches import Replacements
+from pytest_torchmem.torch_private import distributed, patches
 
 _CPU = torch.device("cpu")
 #: Where ``parallel_apply`` is looked up: two of these modules share their names with a function.
@@ -31,7 +30,7 @@ _MODULES: tuple[Any, ...] = (
 _BUFFER = 10_485_760
 
 
-def data_parallel(trace: TraceContext) -> Replacements:
+def data_parallel(trace: TraceContext) -> patches.Replacements:
     """Let ``Scatter`` ask for no stream by a number alone, and replicas run one after another.
     torch runs each on a thread of its own. What a GPU is asked for is the same.
     """
@@ -159,7 +158,7 @@ NCCL_VERSION = (2, 28, 9)
 
 def nccl_process_groups(trace: TraceContext) -> Layer[None]:
     """Have the backend ``"nccl"`` in ``torch.distributed``."""
-    replacements, looked_at = nccl_groups(trace.off)
+    replacements, looked_at = distributed.nccl_groups(trace.off)
     return Layer(replacements, None, looked_at=looked_at)
 
 

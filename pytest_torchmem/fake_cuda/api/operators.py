@@ -26,12 +26,9 @@ from pytest_torchmem.fake_cuda.decompositions import PATH
 from pytest_torchmem.interception.attribution import code_made_by, is_own, outward
 from pytest_torchmem.interception.context import Functions, TraceContext, instead_of
 from pytest_torchmem.step.trees import argument_tensors
-from pytest_torchmem.torch_private import modes
+from pytest_torchmem.torch_private import function_holders, modes, names, patches
 from pytest_torchmem.torch_private.compiler import engine_operators, interpreters, node_run_in
-from pytest_torchmem.torch_private.function_holders import HOLDERS
 from pytest_torchmem.torch_private.keys import OpOverload, OpOverloadPacket, schema
-from pytest_torchmem.torch_private.names import listed
-from pytest_torchmem.torch_private.patches import Replacements, having
 from pytest_torchmem.torch_private.tensors import ENGINE_CODES
 
 _CPU = torch.device("cpu")
@@ -43,7 +40,7 @@ _GIVEN = ("dtype", "non_blocking", "memory_format")
 _CALL = "__call__"
 
 
-def operators(trace: TraceContext) -> Replacements:
+def operators(trace: TraceContext) -> patches.Replacements:
     """Let an operator that is called with the host as its device make its tensors there, and what
     C++ makes for tensors on the GPU be on the GPU.
     """
@@ -159,7 +156,7 @@ _TORCH = os.path.dirname(torch.__file__) + os.sep
 #: strides (torch/csrc/autograd/utils/grad_layout_contract.h, ``clone_obey_contract``).
 _BESIDE_TENSOR = frozenset(
     getattr(torch.ops.aten, name).default
-    for name in listed("_to_copy new_empty new_empty_strided new_full new_ones new_zeros")
+    for name in names.listed("_to_copy new_empty new_empty_strided new_full new_ones new_zeros")
 )
 _COPYING_CODE = copied.__code__
 """What moves a tensor to where it was asked for, and its gradient back to where that one was."""
@@ -182,7 +179,7 @@ def _seeing(original: Callable[..., Any], trace: TraceContext) -> Callable[..., 
             known = getattr(args[0], "constant", None)
             if known is not None and not trace.mode.compiles and trace.on_thread():
                 # To C++ there is no GPU that it could copy the constant to.
-                with having(args[0], constant=None):
+                with patches.having(args[0], constant=None):
                     made = original(self, func, types, args, kwargs)
                 made.constant = known.to(kwargs.get("dtype") or known.dtype, copy=True)
                 self.fake_tensor_converter.add_constant_storage_mapping(made)
@@ -254,4 +251,4 @@ def _names_device(target: Any, func: OpOverload) -> bool:
     if isinstance(target, OpOverload):
         return target is func or _creates(target)
     moves = target in (Tensor.to, Tensor.cpu)
-    return moves or HOLDERS.original(target) in modes.device_constructors()
+    return moves or function_holders.HOLDERS.original(target) in modes.device_constructors()

@@ -28,9 +28,8 @@ from pytest_torchmem.fake_cuda.memory import DeviceMemory, DeviceProperties
 from pytest_torchmem.interception.context import Layer, TraceContext
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.target import as_device, index_of
-from pytest_torchmem.torch_private import patches
+from pytest_torchmem.torch_private import modes, patches
 from pytest_torchmem.torch_private.function_holders import is_of_program
-from pytest_torchmem.torch_private.modes import make
 
 Functions = dict[str, Callable[..., Any]]
 """Functions by their names in a module. They are called with a ``FakeGpu`` first: the one that the
@@ -298,7 +297,7 @@ def device_numbers(trace: TraceContext) -> Layer[Callable[..., Any]]:
         if isinstance(number, Integral) and not isinstance(number, bool) and not trace.off():
             if number < 0:
                 raise RuntimeError("Device index must not be negative")
-            return make(torch.device, "cuda", int(number))
-        return make(torch.device, *args, **kwargs)
+            return modes.make(torch.device, "cuda", int(number))
+        return modes.make(torch.device, *args, **kwargs)
 
     return Layer([patches.accelerator.unless(trace.off, lambda *_: _CUDA)], device)

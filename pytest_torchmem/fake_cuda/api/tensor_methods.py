@@ -15,14 +15,12 @@ import torch.serialization
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from pytest_torchmem.fake_cuda.api.factories import WrapperSubclasses, find_legacy_type
-from pytest_torchmem.fake_cuda.api.session import SESSION
+from pytest_torchmem.fake_cuda.api import factories, session
 from pytest_torchmem.interception.context import Functions, TraceContext, instead_of
 from pytest_torchmem.targets.target import as_device
-from pytest_torchmem.torch_private import patches
+from pytest_torchmem.torch_private import names, patches
 from pytest_torchmem.torch_private import tensors as private
 from pytest_torchmem.torch_private.modes import FakeTensor, NoFunctionModes, dispatch_modes, make
-from pytest_torchmem.torch_private.names import listed
 from pytest_torchmem.torch_private.patches import Replacements, having, unless
 from pytest_torchmem.torch_private.tensors import TensorBase
 
@@ -156,8 +154,8 @@ def _gpu_in(file: Any) -> str | None:
 
 
 _CPU = torch.device("cpu")
-_FACTORIES = listed("new new_tensor new_zeros new_ones new_full new_empty new_empty_strided")
-_UNLESS_OFF = listed("to cuda cpu type type_as pin_memory is_pinned record_stream")
+_FACTORIES = names.listed("new new_tensor new_zeros new_ones new_full new_empty new_empty_strided")
+_UNLESS_OFF = names.listed("to cuda cpu type type_as pin_memory is_pinned record_stream")
 _OF_DATA = ("new", "new_tensor")
 """Those that C++ makes on the tensor's device, of numbers too."""
 
@@ -165,7 +163,7 @@ _OF_DATA = ("new", "new_tensor")
 class DeviceMethods(Functions):
     """``torch.Tensor`` in a trace on fake cuda."""
 
-    def __init__(self, trace: TraceContext, wrappers: WrapperSubclasses) -> None:
+    def __init__(self, trace: TraceContext, wrappers: factories.WrapperSubclasses) -> None:
         super().__init__(trace)
         self._wrappers = wrappers
 
@@ -234,7 +232,7 @@ class DeviceMethods(Functions):
             if self.device_of(tensor).type != "cuda" or name.startswith("torch.cuda."):
                 return name  # a function mode hands the call back to here
             return name.replace("torch.", "torch.cuda.", 1)
-        legacy = find_legacy_type(dtype)
+        legacy = factories.find_legacy_type(dtype)
         if legacy is not None:
             return self.to(tensor, legacy.device, legacy.dtype, non_blocking=non_blocking)
         return TensorBase.type(tensor, dtype)
@@ -290,7 +288,7 @@ class DeviceMethods(Functions):
         """Let the allocator wait for ``stream`` before it gives the tensor's block again."""
         record = self._trace.record(tensor)
         if record is not None and record.ledger.device.type == "cuda":
-            memory = SESSION.gpus[record.ledger.device.index].memory
+            memory = session.SESSION.gpus[record.ledger.device.index].memory
             memory.record_stream(record.index, stream.stream_id)
 
     @instead_of(Tensor, "numpy", "__array__")

@@ -40,10 +40,8 @@ from pytest_torchmem.interception.context import LASTING, Functions, Layer, Trac
 from pytest_torchmem.operators.attention.dot_product import BACKENDS, may_use
 from pytest_torchmem.operators.libraries.nvidia import cublas_workspace, cublaslt_workspace
 from pytest_torchmem.step.generators import gpu_generators
-from pytest_torchmem.torch_private import patches
-from pytest_torchmem.torch_private.devices import bindings_known, host_cache_known
+from pytest_torchmem.torch_private import devices, names, patches
 from pytest_torchmem.torch_private.modes import made_by
-from pytest_torchmem.torch_private.names import listed
 
 CUDNN_VERSION = 91900
 """The cuDNN that comes with torch 2.13's CUDA wheels is 9.19 or newer."""
@@ -144,7 +142,7 @@ def _refused(name: str) -> Callable[..., NoReturn]:
     return refuse
 
 
-_OF_POINTERS = listed("""
+_OF_POINTERS = names.listed("""
     caching_allocator_alloc caching_allocator_delete caching_allocator_enable
     change_current_allocator
 """)
@@ -308,13 +306,13 @@ def cuda_identity(trace: TraceContext, memories: Sequence[DeviceMemory]) -> Iter
         LASTING.layer("nccl", data_parallel.nccl_process_groups),
         # As in a new process: ``torch.cuda.graph`` has no stream of its own yet.
         patches.replaced(torch.cuda.graphs.graph, default_capture_stream=None),
-        host_cache_known(),
+        devices.host_cache_known(),
         patches.having(session.SESSION, trace=trace, gpus=gpus),
         LASTING.layer("torch.cuda", partial(session.api_functions, API)),
         made_by(torch.UntypedStorage, owners.storages.make),
         made_by(torch.Tensor, owners.default_type.make),
         patches.replaced(torch.cuda, default_generators=tuple(defaults)),
-        bindings_known(bindings(), trace.off),
+        devices.bindings_known(bindings(), trace.off),
     ):
         trace.noted_contents.append(owners.wrappers.devices)
         yield

@@ -27,13 +27,10 @@ from pytest_torchmem.interception.context import Functions, Layer, TraceContext,
 from pytest_torchmem.interception.ledger import StorageRecord
 from pytest_torchmem.interception.python_api.files import unknown_regions
 from pytest_torchmem.interception.sparse import put_together, strided_parts
-from pytest_torchmem.interception.values.answers import functions_of_math
-from pytest_torchmem.interception.values.computed import not_permitted
+from pytest_torchmem.interception.values import answers, computed
 from pytest_torchmem.interception.values.known import NotKnown
 from pytest_torchmem.step.trees import tensors_in
-from pytest_torchmem.torch_private import patches
-from pytest_torchmem.torch_private.dispatcher import reach_past_modes
-from pytest_torchmem.torch_private.keys import FAKE, is_excluded
+from pytest_torchmem.torch_private import dispatcher, keys, patches
 from pytest_torchmem.torch_private.modes import made_by, make
 from pytest_torchmem.torch_private.tensors import bytes_of, make_subclass
 
@@ -405,7 +402,7 @@ def subclasses_made(trace: TraceContext) -> Iterator[None]:
 
 
 def _made_of_another(trace: TraceContext) -> AbstractContextManager[None]:
-    reach_past_modes()
+    dispatcher.reach_past_modes()
     original = Tensor.__new__
 
     def new(cls: type[Tensor], *args: Any, **kwargs: Any) -> Tensor:
@@ -443,7 +440,7 @@ class ValueMethods(Functions):
 
     def replacements(self) -> patches.Replacements:
         """Return the methods, and what else reads numbers."""
-        return [*super().replacements(), (math, functions_of_math())]
+        return [*super().replacements(), (math, answers.functions_of_math())]
 
     @instead_of(Tensor)
     def item(self, original: Any, tensor: Tensor) -> Any:
@@ -472,7 +469,7 @@ class ValueMethods(Functions):
         interception meanwhile (torch/csrc/utils/tensor_new.cpp, ``internal_new_from_data``), and
         reads memory that holds nothing if a value is not known.
         """
-        record = self._trace.without_memory(tensor) if is_excluded(FAKE) else None
+        record = self._trace.without_memory(tensor) if keys.is_excluded(keys.FAKE) else None
         if record is None:
             return original(tensor)
         with self._trace.working():
@@ -562,7 +559,7 @@ class ValueMethods(Functions):
     def _real(self, tensor: Tensor, record: StorageRecord, method: str) -> Tensor:
         asked = f".{method}() of a tensor of unknown values"
         if self._trace.values.uses_captured(record):
-            raise not_permitted()
+            raise computed.not_permitted()
         return self._trace.values.stand_in(tensor.detach(), record, asked)
 
 

@@ -41,8 +41,7 @@ from pytest_torchmem.interception.conversion import WRITTEN, Region, identity_of
 from pytest_torchmem.interception.plan import Output
 from pytest_torchmem.interception.values.contents import zeros
 from pytest_torchmem.journal.contents import Weak
-from pytest_torchmem.torch_private import patches
-from pytest_torchmem.torch_private.modes import made_by, make
+from pytest_torchmem.torch_private import modes, patches
 from pytest_torchmem.torch_private.tensors import is_wrapper, untouched_pages
 
 _APART = 1 << 40
@@ -430,7 +429,7 @@ def safetensors_files(addresses: Addresses, trace: TraceContext, _: Any) -> Iter
         return
     with (
         LASTING.layer(SAFETENSORS, partial(_functions, library, addresses)) as opened,
-        made_by(library.safe_open, opened),
+        modes.made_by(library.safe_open, opened),
     ):
         yield
 
@@ -454,7 +453,7 @@ def _functions(
     def opened(*args: Any, **kwargs: Any) -> Any:
         if not trace.off():
             args, kwargs = _with_number(args, kwargs)
-        return make(safe_open, *args, **kwargs)
+        return modes.make(safe_open, *args, **kwargs)
 
     return Layer([(library, {"serialize_file": serialize_file})], opened)
 

@@ -42,14 +42,11 @@ from pytest_torchmem.errors import UsageError
 from pytest_torchmem.interception.context import Functions, TraceContext, instead_of
 from pytest_torchmem.journal.journal import variables
 from pytest_torchmem.operators.spec import spec_of
-from pytest_torchmem.step.imports import ThreadApart
-from pytest_torchmem.step.trees import argument_tensors, tensors_in
+from pytest_torchmem.step import imports, trees
 from pytest_torchmem.targets.world import World
-from pytest_torchmem.torch_private import module_calls, patches
-from pytest_torchmem.torch_private.dispatcher import reach_past_modes
+from pytest_torchmem.torch_private import dispatcher, module_calls, patches, tensors
 from pytest_torchmem.torch_private.keys import FAKE, excluded, is_excluded, set_excluded
 from pytest_torchmem.torch_private.modes import fakes_of_meta, makes_fake_tensors
-from pytest_torchmem.torch_private.tensors import TensorBase
 
 _MAKING = ("__init__", "__setstate__")
 _CHANGING = (
@@ -94,7 +91,7 @@ class Changes(Functions):
         self._all_applied = applied is None
         found = [] if applied is None else [(applied, {"__init__": self._applying})]
         owner, self._tables = module_calls.registration_tables(self._note, self._note)
-        data = property(TensorBase.data.__get__, self._give_data)
+        data = property(tensors.TensorBase.data.__get__, self._give_data)
         return [*super().replacements(), *found, (owner, self._tables), (Tensor, {"data": data})]
 
     @contextmanager
@@ -154,7 +151,7 @@ class Changes(Functions):
         before = None
         if not self._trace.off() and self._trace.own is not None and self._trace.brought(tensor):
             before = self._trace.own.note(tensor)
-        TensorBase.data.__set__(tensor, data)
+        tensors.TensorBase.data.__set__(tensor, data)
         if before is not None:
             self._trace.strike_unless_used(before.own, 1)
 
@@ -203,7 +200,7 @@ class Threads(Functions):
 
     @instead_of(threading.Thread)
     def start(self, original: Any, thread: threading.Thread) -> None:
-        if self._trace.off() or isinstance(thread, ThreadApart):
+        if self._trace.off() or isinstance(thread, imports.ThreadApart):
             original(thread)
             return
         attributes = vars(thread)
@@ -255,7 +252,7 @@ class Threads(Functions):
     ) -> None:
         """Take note of tensors that a thread which is there since before the trace hands over."""
         if not self._trace.on_thread():
-            for tensor in tensors_in(item):
+            for tensor in trees.tensors_in(item):
                 if type(tensor) in _PLAIN and tensor.layout is torch.strided:
                     storage = tensor.untyped_storage()
                     self._trace.handed[storage._cdata] = storage
@@ -288,7 +285,7 @@ class FakeTensors(Functions):
             self._before.append(is_excluded(FAKE))
             set_excluded(FAKE, True)
         elif not self._trace.inside:  # a mode of the program, not one of the profiler's own
-            reach_past_modes()
+            dispatcher.reach_past_modes()
         return result
 
     @instead_of(patches.pop_mode)
@@ -333,7 +330,7 @@ class FakeTensors(Functions):
         self, original: Any, mode: Any, func: Any, flat_args: Any, args_spec: Any, error: Exception
     ) -> Any:
         """Run an operator without a kernel for ``meta``: the device's would run on zeros."""
-        first = next(iter(argument_tensors(flat_args)), None)
+        first = next(iter(trees.argument_tensors(flat_args)), None)
         geometry = None
         if first is not None and self._trace.on_thread():
             geometry = spec_of(func).on(first.device.type).meta

@@ -43,8 +43,7 @@ from pytest_torchmem.interception.values.messages import Mailbox
 from pytest_torchmem.interception.values.random_numbers import RandomNumbers
 from pytest_torchmem.operators.registry import UnknownOutputs
 from pytest_torchmem.operators.spec import OperatorSpec
-from pytest_torchmem.step.generators import ForwardDraws, current_generator
-from pytest_torchmem.step.trees import argument_tensors
+from pytest_torchmem.step import generators, trees
 from pytest_torchmem.torch_private.tensors import storage_address
 
 _MODULO = ("BINARY_MODULO", "INPLACE_MODULO")
@@ -228,7 +227,7 @@ def may_be_assumed(spec: OperatorSpec, tensors: list[torch.Tensor], result: Any)
     """
     if spec.writes or spec.record.unknown_outputs not in _OF_NUMBERS:
         return spec.changes_values
-    return not all(is_floating(one.dtype) for one in (*tensors, *argument_tensors(result)))
+    return not all(is_floating(one.dtype) for one in (*tensors, *trees.argument_tensors(result)))
 
 
 def assumed_output(rule: UnknownOutputs, result: Any) -> torch.Tensor | None:
@@ -401,7 +400,7 @@ class Answers:
         self.misses = ""
         """Of tensors that the program came with and whose values are not known: what they are, and
         what to do."""
-        self.forward_draws = ForwardDraws()
+        self.forward_draws = generators.ForwardDraws()
         """What forwards with dropout drew from, for their backwards."""
         self._budget = mode.budget()
         self._failed = ""
@@ -496,7 +495,7 @@ class Answers:
         file = frame.f_code.co_filename
         if file == _INITIALISERS and not _accepts_all(frame.f_locals):
             why = "an initialiser that draws again what it rejects"
-            self._random_numbers.lose(current_generator(), why)
+            self._random_numbers.lose(generators.current_generator(), why)
         if file == _INITIALISERS or (file, frame.f_code.co_name) == _BOUNDS_IN_ORDER:
             return False
         if file in _VALIDATION:

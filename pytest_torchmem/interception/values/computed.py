@@ -22,9 +22,8 @@ from torch.autograd.profiler import profile
 
 from pytest_torchmem.interception.ledger import Ledger, StorageRecord
 from pytest_torchmem.interception.plan import Call, Output, Plan, Same, plan_of_result
+from pytest_torchmem.interception.values import messages, random_numbers
 from pytest_torchmem.interception.values.contents import Contents, is_floating, zeros
-from pytest_torchmem.interception.values.messages import run_functional
-from pytest_torchmem.interception.values.random_numbers import draws_numbers
 from pytest_torchmem.journal.journal import variables
 from pytest_torchmem.operators.workspace import Workspace
 from pytest_torchmem.profile.timeline import Allocation, Kind, Origin
@@ -97,7 +96,7 @@ def _run(call: Call, values: list[Tensor], alone: bool) -> Any:
         if equivalent is not None:
             return equivalent(args, kwargs)
         if operator.functional:  # its kernel would ask the group of processes
-            return run_functional(operator.name, args, kwargs)
+            return messages.run_functional(operator.name, args, kwargs)
         overload = operator.overload
         own = generators.own_generator() if operator.random else None
         if operator.name == _DROPOUT:
@@ -401,7 +400,7 @@ class GraphRecording:
 
     def note(self, call: Call, plan: Plan, result: Any) -> None:
         """Write down an operator, whose outputs are ``result``."""
-        if not self._random and draws_numbers(call):
+        if not self._random and random_numbers.draws_numbers(call):
             self._keep_random_state()
         stand_ins = {id(tensor): _stand_in(tensor) for tensor in call.tensors}
         args = replace_tensors(call.args, lambda tensor: stand_ins[id(tensor)])

@@ -22,8 +22,7 @@ from torch import Tensor
 from pytest_torchmem.interception.ledger import Ledger, StorageRecord
 from pytest_torchmem.interception.plan import Call, Output, Plan
 from pytest_torchmem.step.trees import argument_leaves
-from pytest_torchmem.torch_private.modes import NoDispatchModes
-from pytest_torchmem.torch_private.settings import OneThread
+from pytest_torchmem.torch_private import modes, settings
 from pytest_torchmem.torch_private.tensors import bytes_of, read_as, tensor_on
 from pytest_torchmem.units import format_size
 
@@ -385,7 +384,7 @@ class Contents:
     def remember(self, record: StorageRecord, tensor: Tensor) -> None:
         """Keep the content of the whole storage of the real ``tensor`` as that of ``record``."""
         # Not the modes of the program, which may be making a graph; and to copy takes no threads.
-        with NoDispatchModes(), OneThread():
+        with modes.NoDispatchModes(), settings.OneThread():
             content = bytes_of(tensor.untyped_storage())
             memory = record.memory
             self._set(record, content.clone() if memory is None else memory.copy_(content))

@@ -30,8 +30,7 @@ from torch import Tensor
 
 from pytest_torchmem.interception.plan import Call, Output, Plan
 from pytest_torchmem.interception.values.contents import Values, is_floating
-from pytest_torchmem.step import generators
-from pytest_torchmem.step.trees import argument_leaves
+from pytest_torchmem.step import generators, trees
 from pytest_torchmem.torch_private.keys import at_kernels
 
 _WORDS = 624
@@ -351,7 +350,7 @@ def draws_numbers(call: Call) -> bool:
 
 def _filled_by(call: Call, plan: Plan) -> tuple[torch.dtype, int, bool]:
     """Return type and elements of what is drawn, and whether it is contiguous."""
-    for output in argument_leaves(plan.outputs, Output):
+    for output in trees.argument_leaves(plan.outputs, Output):
         return output.dtype, math.prod(output.shape), True
     tensor = call.tensors[0]
     return tensor.dtype, tensor.numel(), tensor.is_contiguous()

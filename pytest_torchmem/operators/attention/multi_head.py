@@ -19,8 +19,7 @@ from pytest_torchmem.operators.layouts import NestedTensors, sizes_on_gpu
 from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.operators.workspace import CONTIGUOUS, copied, like
 from pytest_torchmem.targets.gpus import Gpu
-from pytest_torchmem.torch_private.kernels import run_cpu_kernel
-from pytest_torchmem.torch_private.tensors import nested_sizes
+from pytest_torchmem.torch_private import kernels, tensors
 
 _aten: Any = torch.ops.aten
 _TENSOR_CORES = 8
@@ -52,7 +51,7 @@ def by_kernel(call: GivenCall) -> Any:
     """C++ that calls operators; native/transformers/attention.cpp, native_multi_head_attention_cpu;
     native/transformers/transformer.cpp, transformer_encoder_layer_forward.
     """
-    return run_cpu_kernel(call.overload, *call.args, **call.kwargs)
+    return kernels.run_cpu_kernel(call.overload, *call.args, **call.kwargs)
 
 
 # Copies of what is not dense; transform_bias_rescale_qkv_cpu.
@@ -135,7 +134,7 @@ def of_nested(nested: NestedTensors, layer: AttentionLayer) -> tuple[Tensor, Ten
             "attention between two nested tensors of the strided layout is not modelled on cuda; "
             "torch.nested with layout=torch.jagged is"
         )
-    sizes = nested_sizes(layer.query)
+    sizes = tensors.nested_sizes(layer.query)
     head = layer.embed_dim // layer.num_head
     rows = layer.query.values().view(-1, layer.embed_dim)
     if head % 8 == 0 and not layer.need_weights:
@@ -215,7 +214,7 @@ def padded_projection_on_cuda(
     nested: NestedTensors, qkv: Tensor, qkv_bias: Tensor, num_heads: int
 ) -> tuple[Tensor, ...]:
     """transform_bias_rescale_qkv_cuda: padded to a length that suits tensor cores."""
-    lengths = [row[0] for row in nested_sizes(qkv).tolist()]
+    lengths = [row[0] for row in tensors.nested_sizes(qkv).tolist()]
     steps, batch = max(lengths), len(lengths)
     steps += -steps % _TENSOR_CORES
     head = qkv_bias.size(0) // 3 // num_heads

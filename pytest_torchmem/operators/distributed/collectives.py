@@ -15,14 +15,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from pytest_torchmem.operators import elementwise, workspace
 from pytest_torchmem.operators.checks import in_cpp
-from pytest_torchmem.operators.elementwise import in_arguments
 from pytest_torchmem.operators.registry import DEVICES, OperatorKind, Operators, operator
-from pytest_torchmem.operators.workspace import dense_bytes, suggested_format
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
-from pytest_torchmem.torch_private import distributed
-from pytest_torchmem.torch_private.keys import all_operators
+from pytest_torchmem.torch_private import distributed, keys
 from pytest_torchmem.torch_private.names import listed
 
 NAMESPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
@@ -55,7 +53,7 @@ _LISTS = "c10d::allgather_coalesced_"
 def describe() -> None:
     """Make a record of every collective that this torch has."""
     distributed.register_meta_kernels()
-    there = frozenset(all_operators())
+    there = frozenset(keys.all_operators())
 
     def present(*names: str, **aspects: Any) -> Operators:
         return operator(*there.intersection(names), **aspects)
@@ -81,13 +79,13 @@ def describe() -> None:
     operator(_GATHERS).check("cuda")(_gathered_by_nccl)
     operator(_SCATTERS).check("cuda")(_scattered_by_nccl)
     operator(_EXCHANGES).check("cuda")(_exchanged_by_nccl)
-    present(*_WITHOUT_META).meta()(in_arguments)
+    present(*_WITHOUT_META).meta()(elementwise.in_arguments)
     present(_LISTS).meta()(lambda output_lists: (output_lists, None))  # and work
     flattens = present(
         _FLATTENS, takes_nothing=frozenset({"cpu"}), source="ProcessGroupNCCL.cpp, reduce_scatter"
     )
     flattens.workspace("cuda")(  # all inputs in one tensor; ``newLikeFlat``
-        lambda input_tensors: sum(map(dense_bytes, input_tensors[0]))
+        lambda input_tensors: sum(map(workspace.dense_bytes, input_tensors[0]))
     )
 
 
@@ -292,7 +290,7 @@ def _sent_in_order(tensors: Sequence[Tensor]) -> None:
 def _dense_tensors(tensors: Sequence[Tensor]) -> None:
     """ProcessGroupNCCL.cpp, ``check_gpu_single_tensor``; of what is sent it only warns."""
     for tensor in tensors:
-        if not tensor.is_contiguous(memory_format=suggested_format(tensor)):
+        if not tensor.is_contiguous(memory_format=workspace.suggested_format(tensor)):
             raise ValueError("Tensors must be contiguous")
 
 

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from pytest_torchmem.operators.distributed.collectives import size_of
 from pytest_torchmem.operators.registry import operator
-from pytest_torchmem.torch_private.distributed import dtypes_of_numbers
-from pytest_torchmem.torch_private.keys import all_operators
+from pytest_torchmem.torch_private import distributed, keys
 
 _aten: Any = torch.ops.aten
 _Multiply = Callable[..., Tensor]
@@ -24,7 +23,7 @@ _Multiply = Callable[..., Tensor]
 
 def describe() -> None:
     """Make the records of those operators that this torch has."""
-    there = frozenset(all_operators())
+    there = frozenset(keys.all_operators())
     for name, kernel in (
         ("symm_mem::fused_all_gather_matmul", _gather_and_multiply),
         ("symm_mem::fused_all_gather_scaled_matmul", _gather_and_multiply_scaled),
@@ -79,7 +78,7 @@ def _gather_and_multiply_scaled(
     elif A_scale.numel() > 1:
         scale = A_scale.movedim(gather_dim, 0).flatten(0, -2).chunk(size)[0]
     products = []
-    dtypes = dtypes_of_numbers(out_dtypes)
+    dtypes = distributed.dtypes_of_numbers(out_dtypes)
     each = zip(Bs, B_scales, biases, result_scales, dtypes, use_fast_accum, strict=True)
     for B, *given in each:
         names = ("scale_b", "bias", "scale_result", "out_dtype", "use_fast_accum")

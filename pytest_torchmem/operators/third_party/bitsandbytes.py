@@ -19,9 +19,7 @@ import torch
 
 from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.targets.gpus import Gpu
-from pytest_torchmem.torch_private.devices import raw_stream_known
-from pytest_torchmem.torch_private.keys import all_operators
-from pytest_torchmem.torch_private.patches import Replacements, replaced_all
+from pytest_torchmem.torch_private import devices, keys, patches
 
 NAMESPACE = "bitsandbytes"
 _ACROSS_DEVICES = "bitsandbytes::optimizer_update_"
@@ -45,7 +43,7 @@ class NativeLibrary:
 def describe() -> None:
     """Make a record of each operator that the installed version has a function for on CUDA."""
     ours = {*_functions("default", None), *_functions("cuda", None)}
-    for name in ours.intersection(all_operators()):
+    for name in ours.intersection(keys.all_operators()):
         paged = name.startswith(_ACROSS_DEVICES)
         described = operator(name, source="bitsandbytes/backends", across_devices=paged)
         described.decomposition("cuda")(_body(name))
@@ -103,11 +101,11 @@ def _functions(backend: str, gpu: Gpu | None) -> dict[str, Callable[..., Any]]:
         operators, extension = (
             sys.modules[f"{NAMESPACE}.{name}"] for name in ("_ops", "cextension")
         )
-        replacements: Replacements = [
+        replacements: patches.Replacements = [
             (operators, {"register_kernel": register_kernel}),
             (extension, {"lib": NativeLibrary()}),
         ]
-        with replaced_all(replacements), raw_stream_known(lambda: False):
+        with patches.replaced_all(replacements), devices.raw_stream_known(lambda: False):
             exec(compile(path.read_text(encoding="utf-8"), str(path), "exec"), vars(module))
         vars(module).update(_IN_PLACE_OF_CUDA)
     except Exception:

@@ -10,9 +10,8 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from pytest_torchmem.operators.indexing import positions_of
+from pytest_torchmem.operators import indexing, sorting
 from pytest_torchmem.operators.registry import Operators, operator
-from pytest_torchmem.operators.sorting import row_of_keys
 from pytest_torchmem.operators.workspace import (
     LONG,
     Workspace,
@@ -60,7 +59,7 @@ def _boxes_on_cpu(dets: Tensor, scores: Tensor) -> tuple[int, ...]:
     if not boxes:
         return ()
     corners = [contiguous_copy(dets.select(1, at)) for at in range(4)]
-    sort = boxes * element + row_of_keys(scores, 0) - boxes * LONG
+    sort = boxes * element + sorting.row_of_keys(scores, 0) - boxes * LONG
     return (*corners, boxes * element, boxes * LONG, max(sort, boxes))
 
 
@@ -80,7 +79,7 @@ def _boxes_on_cuda(machine: Gpu, outputs: Tensor, dets: Tensor) -> Workspace | i
         return 0
     overlaps = boxes * -(-boxes // _BITS) * LONG
     keep = torch.empty((boxes,), dtype=torch.bool, device="meta")
-    selection = positions_of(machine, [keep], outputs.numel())
+    selection = indexing.positions_of(machine, [keep], outputs.numel())
     return bounded(boxes * LONG, dense_bytes(dets), overlaps, boxes, *selection)
 
 

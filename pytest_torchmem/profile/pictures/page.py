@@ -15,14 +15,10 @@ from typing import Any
 
 from pytest_torchmem.figures import PEAK
 from pytest_torchmem.printable import printable
-from pytest_torchmem.profile import sampled
-from pytest_torchmem.profile.facts import Outline, bytes_along
-from pytest_torchmem.profile.formats.exports import Layout
-from pytest_torchmem.profile.formats.saved import escaped
+from pytest_torchmem.profile import facts, node_table, sampled, tables
+from pytest_torchmem.profile.formats import exports, saved
 from pytest_torchmem.profile.module_paths import fold
-from pytest_torchmem.profile.node_table import NodeTable
 from pytest_torchmem.profile.static_plan import Placed, StaticPlan
-from pytest_torchmem.profile.tables import describe_kind
 from pytest_torchmem.profile.timeline import Allocation, Timeline, phases
 from pytest_torchmem.units import format_size
 
@@ -57,19 +53,19 @@ class Content:
     notes: Sequence[str] = ()
     before: Mapping[str, int] | None = None
     """The figures of a snapshot, where there is one, to be shown beside those of today."""
-    before_outline: Outline = ()
+    before_outline: facts.Outline = ()
     """The course of what the step was compared with, to be drawn beside it."""
     message: str = ""
     """What a failing check says."""
-    layout: Layout | None = None
+    layout: exports.Layout | None = None
     """Where the caching allocator puts the storages of the step."""
     plan: StaticPlan | None = None
-    table: NodeTable | None = None
+    table: node_table.NodeTable | None = None
     """What each operator needs."""
 
 
 def page(content: Content) -> str:
-    data = json.dumps(escaped(page_data(content)), separators=(",", ":"), ensure_ascii=False)
+    data = json.dumps(saved.escaped(page_data(content)), separators=(",", ":"), ensure_ascii=False)
     parts = {
         "title": escape(printable(content.title)),
         "styles": _asset("uPlot.min.css") + _asset("page.css"),
@@ -118,7 +114,7 @@ def page_data(content: Content) -> dict[str, Any]:
     }
 
 
-def _segments(laid: Layout) -> dict[str, Any]:
+def _segments(laid: exports.Layout) -> dict[str, Any]:
     unused = format_size(laid.reserved - laid.allocated)
     said = f"{format_size(laid.reserved)} reserved, of which at least {unused} were never in use"
     return _arena(laid.blocks, laid.reserved, laid.allocated, said, laid.segments)
@@ -160,7 +156,7 @@ def _arena(
     }
 
 
-def _operators(table: NodeTable) -> dict[str, Any]:
+def _operators(table: node_table.NodeTable) -> dict[str, Any]:
     folded = table.folded()
     kept = folded.largest(_OPERATORS)
     rows = [[getattr(row, name) for name in _COLUMNS] for row in kept]
@@ -172,7 +168,7 @@ def _earlier(content: Content, positions: Sequence[int]) -> list[int] | None:
     peak = (content.before or {}).get(PEAK)
     if not content.before_outline or peak is None:
         return None
-    return bytes_along(content.before_outline, peak, content.timeline, positions)
+    return facts.bytes_along(content.before_outline, peak, content.timeline, positions)
 
 
 def _alive(alike: sampled.Alike, positions: Sequence[int]) -> dict[str, Any]:
@@ -198,7 +194,7 @@ def _group(found: Allocation) -> tuple[str, ...]:
     """Return what an allocation is told by; what is alike in the layers of a model is the same."""
     name = " ".join(part for part in (fold(found.label)[0], found.tensor) if part)
     origin = found.origin
-    return (describe_kind(found), fold(origin.module)[0], origin.operator, name, origin.line)
+    return (tables.describe_kind(found), fold(origin.module)[0], origin.operator, name, origin.line)
 
 
 def _changes(made: Counter[int], places: Sequence[int], sizes: Sequence[int]) -> list[int]:
