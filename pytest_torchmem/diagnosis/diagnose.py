@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 
 _MOST_SHOWN = 3
 """Rows whose lines may be to blame, and lines of a call that are told."""
-
-
 _LINE = re.compile(r"[^\s(),]+:\d+")
 _WORD = re.compile(r"[^\W\d]\w{2,}")
 _NUMBER = re.compile(r"\b\d{2,}\b")
@@ -226,12 +224,8 @@ def _diagnosed(
 def _renamed(evidence: Evidence) -> dict[str, str]:
     """Return names of attributes that are modules with what they were, if none has that now."""
     present = {part for path in evidence.present(Topic.LAYERS) for part in path.split(".")}
-    names = (map(_last, pair) for pair in evidence.names.items())
+    names = ((one.rpartition(".")[2] for one in pair) for pair in evidence.names.items())
     return {new: old for new, old in names if old.isidentifier() and old not in present}
-
-
-def _last(path: str) -> str:
-    return path.rpartition(".")[2]
 
 
 def _leads(evidence: Evidence, cause: Cause | None) -> dict[tuple[str, str], tuple[str, ...]]:

@@ -7,42 +7,13 @@ from dataclasses import replace
 from math import inf, prod
 from typing import Any, NamedTuple
 
-from pytest_torchmem.diagnosis.causes import (
-    KEPT,
-    MADE,
-    Cause,
-    Evidence,
-    cause,
-    largest,
-    placed_in,
-    rule,
-    shown_by,
-    total,
-    within,
-)
+from pytest_torchmem.diagnosis import causes
+from pytest_torchmem.diagnosis.causes import Cause, Evidence, cause, rule, shown_by, total, within
 from pytest_torchmem.diagnosis.difference import Row
-from pytest_torchmem.printable import listed
-from pytest_torchmem.profile.facts import (
-    Layer,
-    Sized,
-    Topic,
-    exchanged,
-    is_width,
-    lacking,
-    new_in,
-    parts_of,
-)
-from pytest_torchmem.profile.module_paths import (
-    are_among,
-    common_parent,
-    fold,
-    have_common,
-    join_numbers,
-    only_in,
-    prefixes,
-    read_numbers,
-    unfold,
-)
+from pytest_torchmem.printable import first_of, listed
+from pytest_torchmem.profile import facts, module_paths
+from pytest_torchmem.profile.facts import Layer, Sized, Topic, is_width
+from pytest_torchmem.profile.module_paths import are_among, join_numbers, prefixes, read_numbers
 from pytest_torchmem.profile.timeline import Kind, Role
 
 _LONG = 40
@@ -69,7 +40,7 @@ def differing_settings(own: Layer, other: Layer) -> str:
             if other.settings.get(name, value) != value and not (is_width(name) or name.isdecimal())
         }
         if shared:
-            return f"{own.name}({', '.join(parts_of(shared))})"
+            return f"{own.name}({', '.join(facts.parts_of(shared))})"
     if own.kind != other.kind and (own.is_of_torch or other.is_of_torch):
         is_short = len(own.text) + len(other.text) <= 2 * _LONG
         return own.text if is_short else _switched_on(own, other)
@@ -82,7 +53,7 @@ def differing_settings(own: Layer, other: Layer) -> str:
     if own.kind == other.kind and own.is_of_torch:  # which says of a switch that it is not as usual
         lost = other.settings.items() - own.settings.items()
         kept |= {n: not on for n, on in lost if n not in own.settings and type(on) is bool}
-    parts = ", ".join(parts_of(kept))
+    parts = ", ".join(facts.parts_of(kept))
     return f"{own.name}({parts})" if own.is_of_torch else parts
 
 
@@ -116,16 +87,18 @@ class LayerChange(NamedTuple):
         return self.layer.is_of_torch or not self.is_same_class
 
     @property
+    def changed(self) -> dict[str, tuple[Any, Any]]:
+        """The settings that differ: what each is and was, ``None`` where it is not there."""
+        own, other = self.layer.settings, self.was.settings
+        names = dict.fromkeys(name for name, _ in own.items() ^ other.items())
+        return {name: (own.get(name), other.get(name)) for name in names}
+
+    @property
     def is_narrower(self) -> bool:
         """Whether no more changed than that widths are smaller."""
-        sides = self.layer.settings, self.was.settings
-        same = self.layer.kind == self.was.kind and sides[0].keys() == sides[1].keys()
-        return same and all(
-            is_width(name) and type(value) is type(was) is int and value < was
-            for (name, value), was in zip(
-                sides[0].items(), map(sides[1].get, sides[0]), strict=True
-            )
-            if value != was
+        return self.layer.kind == self.was.kind and all(
+            is_width(name) and type(now) is type(was) is int and now < was
+            for name, (now, was) in self.changed.items()
         )
 
     @property
@@ -133,10 +106,9 @@ class LayerChange(NamedTuple):
         """Whether no more changed than numbers with a point that are not 0. Some decide the size of
         what the layer makes (``scale_factor``), none that of anything else (``eps``).
         """
-        sides = self.layer.settings, self.was.settings
-        changed = [value for _, value in sides[0].items() ^ sides[1].items()]
-        same = self.layer.kind == self.was.kind and sides[0].keys() == sides[1].keys()
-        return same and bool(changed) and all(type(one) is float and one for one in changed)
+        changed = [one for pair in self.changed.values() for one in pair]
+        are_shares = bool(changed) and all(type(one) is float and one for one in changed)
+        return are_shares and self.layer.kind == self.was.kind
 
     @property
     def is_of_rates(self) -> bool:
@@ -151,10 +123,8 @@ class LayerChange(NamedTuple):
     @property
     def factor(self) -> float:
         """By how much the number that changed most is another one; infinite for other settings."""
-        own, other = self.layer.settings, self.was.settings
         found = 1.0
-        for name in {name for name, _ in own.items() ^ other.items()}:
-            now, was = own.get(name), other.get(name)
+        for now, was in self.changed.values():
             if not (isinstance(now, int | float) and isinstance(was, int | float) and now and was):
                 return inf
             found = max(found, now / was, was / now)
@@ -191,7 +161,7 @@ def changes_between(before: tuple[Layer, ...], now: tuple[Layer, ...]) -> list[L
 
     Layers that differ in width may have changed in the same setting: a switch of some stages.
     """
-    gone, came = exchanged(before, now)
+    gone, came = facts.exchanged(before, now)
     found: dict[tuple[str, str], list[tuple[Layer, Layer]]] = {}
     for layer in came if gone else ():
         there = [one for one in gone if _shared(layer, one)] or gone[:1]
@@ -246,7 +216,7 @@ def new_modules(evidence: Evidence) -> Iterator[tuple[str, str]]:
         own, other = (rows[0].numbers if not rows[1:] else "" for rows in (now, before))
         if own == other or "*" not in name:
             continue
-        added = only_in(own, other)
+        added = module_paths.only_in(own, other)
         changed = [a != b for a, b in zip(own.split("/"), other.split("/"), strict=False)]
         if added == own or changed.count(True) != 1:
             continue
@@ -330,7 +300,7 @@ def _largest(evidence: Evidence, name: str, *, of_torch: bool) -> Cause | None:
                 kinds = change.layer.kind, change.was.kind
                 key = change[:2] if change.is_same_class or not of_torch else kinds
                 alike.setdefault(key, []).append((change, found))
-    return largest(map(_together, alike.values()))
+    return causes.largest(map(_together, alike.values()))
 
 
 def _together(found: Sequence[tuple[LayerChange, Cause]]) -> Cause:
@@ -344,7 +314,7 @@ def _together(found: Sequence[tuple[LayerChange, Cause]]) -> Cause:
         sides = change.layer, change.was
         values |= {"now": _switched_on(*sides), "before": _switched_on(*sides[::-1])}
     paths = [one.values["module"] for _, one in found]
-    around = common_parent(paths)
+    around = module_paths.common_parent(paths)
     names = [path.removeprefix(f"{around}.") for path in paths]
     values["module"] = f"{listed(names)} of {around}" if around else listed(names)
     rows = tuple(dict.fromkeys(row for _, one in found for row in one.rows))
@@ -392,12 +362,12 @@ def _of_change(
         now = f"{now}, whose weight is computed in each of {calls} calls"
     values = {"are": "is", "were": "was", "has": "has", "now": now, "before": before}
     found = cause(name, rows, module=module, **values)
-    return found and placed_in(pattern, found)
+    return found and causes.placed_in(pattern, found)
 
 
 def _is_about(row: Row, pattern: str, numbers: str) -> bool:
     """Tell whether a row is about a module of these numbers, or about none of the pattern."""
-    return not within(pattern, row.what.module) or have_common(row.numbers, numbers)
+    return not within(pattern, row.what.module) or module_paths.have_common(row.numbers, numbers)
 
 
 def _is_before(
@@ -426,8 +396,8 @@ def no_longer_sharded(evidence: Evidence) -> Cause | None:
     """Parameters are gathered with those of the modules around, all of them together."""
     there = {path for name in evidence.present(Topic.LAYERS) for path in prefixes(name)}
     for change in evidence.about(Topic.LAYERS):
-        new = new_in(change.now, change.before)
-        lost = [one for one in lacking(change.before, change.now) if _SHARDED in one.settings]
+        new = facts.new_in(change.now, change.before)
+        lost = [one for one in facts.lacking(change.before, change.now) if _SHARDED in one.settings]
         is_there = change.name in there and bool(new or not change.now)  # and not fewer of them
         if lost and is_there and not any(_SHARDED in one.settings for one in new):
             module = evidence.module(change.name, lost[0].numbers)
@@ -441,8 +411,8 @@ def no_longer_sharded(evidence: Evidence) -> Cause | None:
 def layer_gone(evidence: Evidence) -> Cause | None:
     """A pooling or a stride no longer makes what follows it smaller."""
     for pattern, (before, now) in changed_values(evidence, Topic.LAYERS):
-        _, came = exchanged(before, now)
-        gone = [one for one in new_in(before, now) if one.is_of_torch]
+        _, came = facts.exchanged(before, now)
+        gone = [one for one in facts.new_in(before, now) if one.is_of_torch]
         if gone and not came:
             place = evidence.short(pattern.removesuffix(".*"))
             return cause("layer gone", evidence.came(), layer=gone[0].text, module=place)
@@ -456,7 +426,7 @@ def new_module(evidence: Evidence) -> Cause | None:
     for pattern, numbers in new_modules(evidence):
         rows = [row for row in evidence.came() if _is_in(row, pattern, numbers)]
         places = _places_of_more(evidence, pattern)
-        places -= {row.place for row in evidence.came(*KEPT)}
+        places -= {row.place for row in evidence.came(*causes.KEPT)}
         rows += [row for row in evidence.came() if row.place in places and row not in rows]
         saved = [  # which is given to it, and was made as often before
             row
@@ -474,7 +444,7 @@ def new_module(evidence: Evidence) -> Cause | None:
             continue  # a function, such as a loss, may have become one: what it calls says more
         if saves:
             instead += f", and saves the output of {shown_by(saved).what.source} for its backward"
-        path = evidence.short(unfold(pattern, numbers))
+        path = evidence.short(module_paths.unfold(pattern, numbers))
         stars = numbers.count("/") + 1
         known = (one for one in evidence.known_groups if within(pattern, one.what.module))
         there = ("/".join(one.numbers.split("/")[:stars]) for one in known)
@@ -484,8 +454,8 @@ def new_module(evidence: Evidence) -> Cause | None:
             path, new, instead = evidence.short(part), "called by itself", ""
         found = cause("new module", [*rows, *saved], module=path, new=new, instead=instead)
         if found is not None and found.row is not None and (saves or not found.row.what.line):
-            found = placed_in(pattern, found)
-        best = largest(filter(None, (best, found)))
+            found = causes.placed_in(pattern, found)
+        best = causes.largest(filter(None, (best, found)))
     return best
 
 
@@ -509,7 +479,7 @@ def _places_of_more(evidence: Evidence, pattern: str) -> set[tuple[str, str]]:
         if "" in modules:  # a loss of what a module makes
             modules |= evidence.makers_before(name)
         if any(within(pattern, module) for module in modules):
-            found.update((fold(place.module)[0], place.line) for place in places)
+            found.update((module_paths.fold(place.module)[0], place.line) for place in places)
     return found
 
 
@@ -525,10 +495,8 @@ def _in_the_place_of(evidence: Evidence, pattern: str) -> str:
         if path not in left
         and (path.rpartition(".")[0] == around or own == _kinds(evidence.then(Topic.LAYERS), path))
     )
-    shown = [evidence.short(path) for path in gone]
-    more = f" and {len(shown) - 1} more" if len(shown) > 1 else ""
     otherwise = _otherwise_in(evidence, pattern, [*gone])
-    return f", in the place of {shown[0]}{more}{otherwise}" if shown else ""
+    return f", in the place of {first_of(map(evidence.short, gone))}{otherwise}" if gone else ""
 
 
 def _otherwise_in(evidence: Evidence, pattern: str, gone: Sequence[str]) -> str:
@@ -574,7 +542,7 @@ def given_more(evidence: Evidence) -> Cause | None:
     around = {path for one in larger for path in ("", *prefixes(one))}
     rows = own + [
         row
-        for row in evidence.came(*MADE, *_PASSING)
+        for row in evidence.came(*causes.MADE, *_PASSING)
         if row.what.module in around - {*larger}
         and (row.what.role in _PASSING or row.what.shape in shapes)
         and row not in own
@@ -616,7 +584,7 @@ def _given_larger(evidence: Evidence) -> dict[str, _Given]:
     """Return by pattern the larger inputs that layers are given, in the order of their calls."""
     found: dict[str, _Given] = {}
     for pattern, (before, now) in changed_values(evidence, Topic.GIVEN):
-        gone, came = exchanged(before, now)
+        gone, came = facts.exchanged(before, now)
         if came and gone and prod(came[0].shape) > prod(gone[0].shape):
             numbers, same = join_numbers([one.numbers for one in came]), [*{*before} & {*now}]
             found[pattern] = _Given(came, gone[0], numbers, same)

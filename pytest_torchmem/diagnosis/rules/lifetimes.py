@@ -2,21 +2,8 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from pytest_torchmem.diagnosis.causes import (
-    GRAPH,
-    Cause,
-    Counted,
-    Evidence,
-    cause,
-    holder_of,
-    is_kept,
-    rule,
-    shown_by,
-    some,
-    tensors,
-    times,
-    total,
-)
+from pytest_torchmem.diagnosis import causes
+from pytest_torchmem.diagnosis.causes import Cause, Evidence, cause, is_kept, rule, shown_by
 from pytest_torchmem.diagnosis.difference import Row
 from pytest_torchmem.diagnosis.provenance import STANDING
 from pytest_torchmem.figures import END, HOST, PEAK, RETAINED
@@ -42,7 +29,7 @@ def fewer_backwards(evidence: Evidence) -> Cause | None:
         return None
     if evidence.known_tensors.isdisjoint(row.what[1:5] for row in rows):
         return None  # as those of several graphs are
-    before, now = map(times, backwards)
+    before, now = map(causes.times, backwards)
     words = {"now": f"backward runs {now}", "before": f"run {before}"}
     return cause("backwards", rows, **words)
 
@@ -58,10 +45,10 @@ def graph_kept(evidence: Evidence) -> Cause | None:
         of_gradients = _OF_GRADIENTS if option == "create_graph" else ()
         rows = [*evidence.came(*_OF_GRAPHS, *of_gradients)]
         line = next(iter(now[option].lines), "some line")
-        holder = "" if of_gradients else _holder(evidence, rows).replace(GRAPH, "")
+        holder = "" if of_gradients else _holder(evidence, rows).replace(causes.GRAPH, "")
         known = before.get(option, Calls()).lines
         at = f" at {' and '.join(known)}" if evidence.new_lines([line], known) else ""
-        ran = f"runs {times(calls)}, and ran {times(were)}{at}: it keeps"
+        ran = f"runs {causes.times(calls)}, and ran {causes.times(were)}{at}: it keeps"
         news = ran if were else "is new, and keeps"
         return cause("graph kept", rows, option=option, line=line, news=news, holder=holder)
     return None
@@ -74,15 +61,15 @@ def gradients_of_each_sample(evidence: Evidence) -> Cause | None:
     calls, were = _calls(now, "vmap"), _calls(before, "vmap")
     if not before or not calls or calls == were:
         return None
-    more = f"more samples at once, {times(calls)} instead of {times(were)}"
+    more = f"more samples at once, {causes.times(calls)} instead of {causes.times(were)}"
     samples = more if calls < were else "each sample"
     place = Origin(Phase.FORWARD, "", "torch.vmap", *now["vmap"].lines[:1] or ("",))
     return cause("per sample", evidence.came(), None, place, samples=samples)
 
 
-def _backwards(evidence: Evidence) -> Counted:
+def _backwards(evidence: Evidence) -> causes.Counted:
     """Return how often a backward ran, then and now."""
-    return Counted(
+    return causes.Counted(
         *(_calls(of(Topic.BACKWARD), "calls") for of in (evidence.then, evidence.present))
     )
 
@@ -118,7 +105,7 @@ def gradients_kept(evidence: Evidence) -> Cause | None:
         zeroed = None  # it comes too late for it
     if zeroed is not None:
         why = "they are set to zero, and not to none"
-    elif holder := holder_of(evidence, rows):
+    elif holder := causes.holder_of(evidence, rows):
         why = holder
     else:
         why = "nothing sets them to none before it"
@@ -171,7 +158,7 @@ def freed_after_the_backward(evidence: Evidence) -> Cause | None:
         row for row in _gradients(evidence) if few.get(row.what[1:5], row.count_now) < row.count_now
     ]
     names = [evidence.short(name) for name in dict.fromkeys(row.module for row in rows)]
-    return cause("freed late", rows, modules=some(names) or "parameters")
+    return cause("freed late", rows, modules=causes.some(names) or "parameters")
 
 
 @rule("new gradient", "a gradient {tensor} is new: {why}", last=True)
@@ -256,7 +243,7 @@ def left_at_end(evidence: Evidence) -> Cause | None:
         first = shown_by(rows)
         what = f"{first.what.tensor or 'memory'} of {first.what.source} is"
     holder = _holder(evidence, rows)
-    if not holder and 4 * total(rows) < 3 * evidence.growth:
+    if not holder and 4 * causes.total(rows) < 3 * evidence.growth:
         return None  # what is new refers to it
     return cause("left", rows, what=what, holder=holder)
 
@@ -303,9 +290,9 @@ def _counted(evidence: Evidence, rows: list[Row]) -> str:
             for side in sides
         )
         if any(_is_replaced(one, now, what) for one in evidence.difference.rows):
-            return f" ({tensors(now, what)}, in the place of smaller ones)"
+            return f" ({causes.tensors(now, what)}, in the place of smaller ones)"
         if before:
-            return f" ({tensors(now, what)} alive, and {before} in the snapshot)"
+            return f" ({causes.tensors(now, what)} alive, and {before} in the snapshot)"
     return ""
 
 
@@ -323,7 +310,7 @@ _JOIN = ("aten::cat", "aten::stack")
 def _meanwhile(evidence: Evidence, rows: list[Row]) -> str:
     """Return in words what is joined at the peak, if it is as large as all that is kept."""
     last = evidence.last
-    if last is None or last.origin.operator not in _JOIN or last.nbytes < total(rows):
+    if last is None or last.origin.operator not in _JOIN or last.nbytes < causes.total(rows):
         return ""
     return f" while {last.origin.operator} makes {last.tensor}"
 
@@ -343,7 +330,7 @@ def held_between(evidence: Evidence) -> Cause | None:
     if holder and not (holder.startswith(": the variable ") or holder.endswith(" makes")):
         what = f"the program keeps what it made{of} after the backward{holder}"
     else:
-        more = tensors(first.count_now - first.count_before, first.what)
+        more = causes.tensors(first.count_now - first.count_before, first.what)
         what = f"{first.what.source} makes {more}{of}{holder or ' after the backward'}"
     return cause("held between", rows, first, what=what)
 
@@ -385,7 +372,7 @@ def lives_longer(evidence: Evidence) -> Cause | None:
     count, holder = first.count_now - first.count_before, _holder(evidence, [first])
     counted = evidence.counted(first.what.source)
     is_known = first.what[1:5] in known or (counted is not None and counted.fell)
-    what = f"{tensors(count, first.what)} of {first.what.source}"
+    what = f"{causes.tensors(count, first.what)} of {first.what.source}"
     is_saved = first.what.role == Role.SAVED
     user = evidence.ran.saver(evidence.first(first)) if is_saved else None
     if user is not None and user.operator != first.what.source:
@@ -418,7 +405,7 @@ def kept_by_program(evidence: Evidence) -> Cause | None:
         return None
     more, holder = rows[0].count_now - rows[0].count_before, _holder(evidence, rows)
     of = f" of {rows[0].what.source}" if rows[0].what.source else ""
-    what = f"{tensors(more, rows[0].what)}{of}{_meanwhile(evidence, rows)}"
+    what = f"{causes.tensors(more, rows[0].what)}{of}{_meanwhile(evidence, rows)}"
     return cause("kept", rows, rows[0], what=what, holder=holder)
 
 
@@ -448,7 +435,7 @@ def more_recomputed(evidence: Evidence) -> Cause | None:
     return cause(
         "recomputed",
         rows,
-        tensors=tensors(count, first.what),
+        tensors=causes.tensors(count, first.what),
         operator=first.what.source,
         are="is alive then" if count == 1 else "are alive together",
         before=f", and {'was' if before == 1 else 'were'} {before}" if before else "",
@@ -494,7 +481,7 @@ def _is_more(row: Row) -> bool:
 
 def _holder(evidence: Evidence, rows: Iterable[Row]) -> str:
     rows = [*rows]
-    holder = holder_of(evidence, rows)
-    held = sum(row.bytes_now for row in rows if holder_of(evidence, [row]) == holder)
-    is_much = 4 * held >= sum(row.bytes_now for row in rows) or holder.startswith(GRAPH)
+    holder = causes.holder_of(evidence, rows)
+    held = sum(row.bytes_now for row in rows if causes.holder_of(evidence, [row]) == holder)
+    is_much = 4 * held >= sum(row.bytes_now for row in rows) or holder.startswith(causes.GRAPH)
     return f": {holder}" if holder and is_much else ""  # else of most it is not known

@@ -1,25 +1,12 @@
 """Causes in which operators the forward calls: another attention, a cache, or what else is new."""
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 from operator import eq
 
-from pytest_torchmem.diagnosis.causes import (
-    CONVERTS,
-    MADE,
-    WEIGHTY,
-    Cause,
-    Counted,
-    Evidence,
-    called,
-    cause,
-    rule,
-    shown_by,
-    times,
-    total,
-    within,
-)
+from pytest_torchmem.diagnosis import causes
+from pytest_torchmem.diagnosis.causes import MADE, Cause, Counted, Evidence, cause, rule
 from pytest_torchmem.diagnosis.difference import OF_BACKWARD, Row
 from pytest_torchmem.diagnosis.rules.types import is_known, makes_no_more
 from pytest_torchmem.figures import HOST
@@ -149,7 +136,7 @@ def newly_gathered(evidence: Evidence) -> Cause | None:
         values = {
             "module": evidence.short(made.origin.module) or "the step",
             "tensor": (own[0] if own else made).tensor,
-            "did": f"did {times(one.before)}" if one.before else "did not",
+            "did": f"did {causes.times(one.before)}" if one.before else "did not",
         }
         return cause("gathered", rows, None, made.origin, operator=name, **values)
     return None
@@ -167,7 +154,7 @@ def other_operators(evidence: Evidence) -> Cause | None:
     rows = [row for row in _rows_of(evidence, more) if not _is_only_larger(row)]
     if not rows:
         return None
-    first = shown_by(rows)
+    first = causes.shown_by(rows)
     root = _root_of(evidence, more, first)
     own = _names_of(evidence, more, rows, first)
     origin = None
@@ -214,7 +201,7 @@ def _replaced(
             return False
         if name not in alive:
             return gone[name].before - gone[name].now <= _ABOUT * rises
-        return any(within(one, module) or within(module, one) for one in alive[name])
+        return any(causes.within(one, module) or causes.within(module, one) for one in alive[name])
 
     if wholly := {name for name in gone if not gone[name].now and is_replaced(name)}:
         gone = {name: gone[name] for name in wholly}  # of others it is less sure
@@ -247,10 +234,10 @@ def runs_elsewhere(evidence: Evidence) -> Cause | None:
     there = [one.what for one in evidence.known_groups if ([*one.counts] == [HOST]) is not on_host]
     same, tensors = {one[1:5] for one in there}, {one.tensor for one in there}
     rows = [row for row in evidence.came(*MADE) if row.what[1:5] in same and not row.before]
-    if not rows or all(row.what.source == CONVERTS for row in rows):
+    if not rows or all(row.what.source == causes.CONVERTS for row in rows):
         return None
     names = [*dict.fromkeys(row.what.source for row in rows)]
-    copies = (row for row in evidence.came(*MADE) if row.what.source == CONVERTS)
+    copies = (row for row in evidence.came(*MADE) if row.what.source == causes.CONVERTS)
     rows += [row for row in copies if row.what.tensor in tensors and row not in rows]
     devices = ("CPU", "GPU") if on_host else ("GPU", "CPU")
     words = {"operators": short_names(names), "run": "run" if names[1:] else "runs"}
@@ -285,7 +272,7 @@ def more_in_the_step(evidence: Evidence) -> Cause | None:
     rows = [*evidence.came(_OF_STEP)]
     if not rows or evidence.about(Topic.OPTIMIZERS):
         return None
-    first = shown_by(rows)
+    first = causes.shown_by(rows)
     same = [row for row in rows if row.what.tensor == first.what.tensor]
     operators = short_names([row.what.source for row in same])
     was = next((row.before for row in same if row.is_resized and row.before), None)
@@ -299,14 +286,19 @@ def larger_outputs(evidence: Evidence) -> Cause | None:
     there = {group.what[1:5] for group in evidence.alive.groups}
     resized = (row for row in evidence.came() if row.is_resized)
     rows = [
-        row for row in resized if row.before and _took_its_place(evidence, row, row.before, there)
+        row
+        for row in resized
+        if row.before
+        and row.before.nbytes < row.what.nbytes
+        # where it is called more often, the smaller ones may be made still
+        and not (evidence.rose(row.what.source) and row.before[1:5] in there)
     ]
     if not rows:
         return _larger_before(evidence) or _larger_than_any(evidence)
     made = [row for row in rows if row.what.role in MADE]
     if not made and (found := _larger_before(evidence)):
         return found  # a backward follows its forward
-    first = min(made, key=evidence.order) if made else shown_by(rows)
+    first = min(made, key=evidence.order) if made else causes.shown_by(rows)
     assert first.before is not None
     if _is_preceded(evidence, evidence.order(first)) or first.what.role == _OF_STEP:
         return None
@@ -333,14 +325,6 @@ def larger_outputs(evidence: Evidence) -> Cause | None:
     )
 
 
-def _took_its_place(evidence: Evidence, row: Row, was: What, made: Collection[object]) -> bool:
-    """Tell whether a row's tensors stand for smaller ones: of an operator that is called more
-    often these may be ``made`` still.
-    """
-    is_beside = evidence.rose(row.what.source) and was[1:5] in made
-    return was.nbytes < row.what.nbytes and not is_beside
-
-
 def _of_standing(evidence: Evidence, what: What, index: int) -> str:
     """Return in words which parameter or buffer an output has the size of, "" if none."""
     size = prod(what.shape)
@@ -349,7 +333,7 @@ def _of_standing(evidence: Evidence, what: What, index: int) -> str:
     as_large = [one for one in standing if prod(one.shape) == size]
     if not as_large and len(standing) < max(len(read), 1):
         return ""
-    return f" of {called(evidence, (as_large or standing)[0])}"
+    return f" of {causes.called(evidence, (as_large or standing)[0])}"
 
 
 def _new_before(evidence: Evidence, row: Row) -> Allocation | None:
@@ -371,7 +355,7 @@ def _new_before(evidence: Evidence, row: Row) -> Allocation | None:
 def _given(evidence: Evidence, one: Allocation, row: Row) -> str:
     counted = evidence.counted(one.origin.operator)
     assert counted is not None
-    called = f"is called {times(counted.now)}, and was {times(counted.before)}"
+    called = f"is called {causes.times(counted.now)}, and was {causes.times(counted.before)}"
     news = called if counted.before else "is new"
     is_given = any(read is one for read in evidence.ran.read(evidence.first(row)))
     verb = "given" if is_given else "computed of"
@@ -383,7 +367,7 @@ def _is_preceded(evidence: Evidence, order: int) -> bool:
     more = evidence.more_called
     made = (row for row in evidence.came(*MADE) if row.what.source in more)
     earlier = (row for row in made if evidence.order(row) < order)
-    return total(earlier) > WEIGHTY * evidence.growth
+    return causes.total(earlier) > causes.WEIGHTY * evidence.growth
 
 
 def _larger_before(evidence: Evidence) -> Cause | None:
@@ -417,7 +401,7 @@ def _larger_than_any(evidence: Evidence) -> Cause | None:
     rows = [row for row in made if not row.before and evidence.made_at_most(row)]
     if not rows or evidence.difference.moment == HOST:  # of which holders tell
         return None
-    first = shown_by(rows)
+    first = causes.shown_by(rows)
     of = _of_standing(evidence, first.what, evidence.first(first))
     most = f" (at most {format_size(evidence.made_at_most(first))} before)"
     words = {"operator": first.what.source, "now": first.what.tensor, "before": most}
@@ -433,7 +417,7 @@ def _is_only_larger(row: Row) -> bool:
 def _rows_of(evidence: Evidence, more: Mapping[str, Counted]) -> list[Row]:
     """Return the outputs of operators; where these are small, all that came of their lines."""
     rows = [row for row in evidence.came(*MADE) if row.what.source in more]
-    if rows and total(rows) >= WEIGHTY * evidence.growth:
+    if rows and causes.total(rows) >= causes.WEIGHTY * evidence.growth:
         return rows
     shapes = _shapes_of_known(evidence, more).values()  # as gradients of theirs have
     rows += [row for row in evidence.came(*OF_BACKWARD) if row.what.shape in shapes]
@@ -467,7 +451,7 @@ def _names_of(
         dict.fromkeys(found or more), key=lambda name: (name not in kept, -_made_by(evidence, name))
     )
     names = [*dict.fromkeys([own, *names])] if own in more else names
-    least = WEIGHTY * max(_made_by(evidence, name) for name in names)
+    least = causes.WEIGHTY * max(_made_by(evidence, name) for name in names)
     return [name for name in names if _made_by(evidence, name) >= least]  # and no means of a loss
 
 
@@ -480,32 +464,23 @@ def _makes(evidence: Evidence, names: Sequence[str], first: Row) -> str:
     """Return in words the largest tensor that operators make, the one of a row if that is as large,
     "" where that is not known.
     """
-    largest = _largest(evidence, names)
+    made = [*filter(None, map(evidence.ran.largest, names))]
+    largest = max(made, key=lambda one: one.nbytes, default=None)
     if largest is None or not largest.dtype:
         return ""
     most = " at most" if len(names) > 1 else ""
     tensor = first.what.tensor if first.what.nbytes == largest.nbytes else largest.tensor
-    made = filter(None, map(evidence.ran.largest, names))
     tensor = tensor if len({one.dtype for one in made}) == 1 else format_size(largest.nbytes)
     given = [one for one in evidence.ran.read(evidence.ran.index(largest)) if one.dtype]
     source = max(given, key=lambda one: one.nbytes, default=largest)
     of = f", of {source.tensor}" if _MANY_TIMES * source.nbytes <= largest.nbytes else ""
-    return f" ({tensor}{most}{of}{_of_mask(evidence, largest)})"
+    is_of_mask = any(evidence.ran.allocation(index) is largest for index in _masks(evidence))
+    mask = ", for the mask of attention" if is_of_mask else ""
+    return f" ({tensor}{most}{of}{mask})"
 
 
 _MANY_TIMES = 4
 """What is made of so much less is a copy of a view, an index or a broadcast."""
-
-
-def _largest(evidence: Evidence, names: Sequence[str]) -> Allocation | None:
-    made = [one for name in names if (one := evidence.ran.largest(name)) is not None]
-    return max(made, key=lambda one: one.nbytes, default=None)
-
-
-def _of_mask(evidence: Evidence, one: Allocation | None) -> str:
-    """Return in words that attention is given a tensor as its mask, or what is computed of it."""
-    is_of_mask = any(evidence.ran.allocation(index) is one for index in _masks(evidence))
-    return ", for the mask of attention" if is_of_mask else ""
 
 
 def _masks(evidence: Evidence) -> set[int]:
@@ -526,7 +501,7 @@ def _calls(
         return f"{short_names(new)}{_makes(evidence, new, first)} {are} new"
     most = max(names, key=lambda name: more[name].now / more[name].before)
     counted = more[most]
-    change = f"{times(counted.now)}, and was {times(counted.before)}"
+    change = f"{causes.times(counted.now)}, and was {causes.times(counted.before)}"
     shown = short_names([most])
     if short_names(names) == shown and most_before and first.what.source == most:
         return f"{shown} makes {first.what.tensor} (at most {format_size(most_before)} before)"

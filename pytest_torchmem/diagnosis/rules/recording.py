@@ -4,24 +4,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 from itertools import chain
 
-from pytest_torchmem.diagnosis.causes import (
-    CONVERTS,
-    GRAPH,
-    MADE,
-    WEIGHTY,
-    Cause,
-    Evidence,
-    cause,
-    holder_of,
-    is_kept,
-    largest,
-    placed_in,
-    rule,
-    shown_by,
-    some,
-    total,
-    within,
-)
+from pytest_torchmem.diagnosis import causes
+from pytest_torchmem.diagnosis.causes import MADE, Cause, Evidence, cause, is_kept, rule, within
 from pytest_torchmem.diagnosis.difference import OF_BACKWARD, Row
 from pytest_torchmem.diagnosis.rules import setup
 from pytest_torchmem.diagnosis.rules.layers import new_modules
@@ -48,11 +32,11 @@ def runs_with_gradients(evidence: Evidence) -> Cause | None:
             own = (one for one in evidence.alive.groups if within(change.name, one.what.module))
             rows, origin = _another_forward(evidence, own)
         held = (row for row in rows if row.what.role != Role.SAVED and is_kept(evidence, row))
-        kept = holder_of(evidence, held).partition(GRAPH)[2]
+        kept = causes.holder_of(evidence, held).partition(causes.GRAPH)[2]
         kept = f"; {kept} keeps its graph" if kept and not kept.startswith("the variable ") else ""
         words = {"module": module, "kept": kept}
         found.append(cause("gradients recorded", rows, None, origin, **words))
-    return largest(found)
+    return causes.largest(found)
 
 
 @rule(
@@ -86,7 +70,7 @@ def more_calls_in_eval_mode(evidence: Evidence) -> Cause | None:
         kept = {row.what.module for row in rows if row.what.role == Role.SAVED}
         if found and any(one.module in kept for one in were):
             found = replace(found, aside=", where nothing is checkpointed")
-        return found and placed_in(module, found)
+        return found and causes.placed_in(module, found)
     return None
 
 
@@ -96,7 +80,7 @@ def _another_forward(
     """Return all that came, and the largest that another forward keeps, if that is much."""
     moment = evidence.difference.moment
     kept = [one for one in groups if one.what.role in MADE and one.nbytes(moment)]
-    if not kept or sum(group.nbytes(moment) for group in kept) < WEIGHTY * evidence.growth:
+    if not kept or sum(group.nbytes(moment) for group in kept) < causes.WEIGHTY * evidence.growth:
         return [], None
     first = max(kept, key=lambda group: group.nbytes(moment)).what
     places = (one for one in evidence.ran.places(first.source) if one.line == first.line)
@@ -113,7 +97,7 @@ def no_longer_frozen(evidence: Evidence) -> Cause | None:
         if (one.name in there or one.name.rpartition(".")[0] in there or not there)
         and not _only_new_are_trained(evidence, one.name)
     ]
-    lost.sort(key=lambda one: -total(evidence.of_module(one.name)))
+    lost.sort(key=lambda one: -causes.total(evidence.of_module(one.name)))
     rows = [row for one in lost for row in evidence.of_module(one.name)]
     if not rows:
         rows = [*evidence.came(*setup.OF_TRAINING)] if lost else []
@@ -122,7 +106,7 @@ def no_longer_frozen(evidence: Evidence) -> Cause | None:
     names = [evidence.numbered(part, numbers.get(part, "")) for part in dict.fromkeys(parts)]
     are, were = ("are trained", "were") if names[1:] else ("is trained", "was")
     around_first = (path for part in parts[:1] for path in prefixes(part))
-    words = some(names) + "".join(map(evidence.was, around_first))
+    words = causes.some(names) + "".join(map(evidence.was, around_first))
     into = [name for one in lost for name, was in evidence.names.items() if within(one.name, was)]
     made = {one.what.module for one in evidence.alive.groups if one.what.role in setup.OF_TRAINING}
     thawed = (*into, *(one.name for one in lost))
@@ -131,9 +115,9 @@ def no_longer_frozen(evidence: Evidence) -> Cause | None:
     moved = f"; its parts are in {evidence.short(into[0].rpartition('.')[0])} now" if into else ""
     values = {"modules": words, "trained": are, "were": were, "moved": moved}
     found = cause("trained", dict.fromkeys(rows), **values)
-    if found is None or lost[1:] or within(lost[0].name, shown_by(found.rows).what.module):
+    if found is None or lost[1:] or within(lost[0].name, causes.shown_by(found.rows).what.module):
         return found
-    return placed_in(lost[0].name, found)
+    return causes.placed_in(lost[0].name, found)
 
 
 def _trained_parts(evidence: Evidence, module: str) -> list[str]:
@@ -176,8 +160,8 @@ def backward_reaches(evidence: Evidence) -> Cause | None:
     if any(row.what.role in MADE and row.what.source in anew for row in own):
         return None  # what the module calls now has another backward
     rows = [*dict.fromkeys([*own, *(evidence.came(*OF_BACKWARD) if lost else ())])]
-    modules = some([evidence.module(name, numbers) for name, numbers in lost])
-    return cause("reached", rows, shown_by(own or rows), modules=modules) if rows else None
+    modules = causes.some([evidence.module(name, numbers) for name, numbers in lost])
+    return cause("reached", rows, causes.shown_by(own or rows), modules=modules) if rows else None
 
 
 @rule("recorded", "autograd records {operators}, and did not{why}", sure=True)
@@ -192,11 +176,11 @@ def newly_recorded(evidence: Evidence) -> Cause | None:
         for name, one in evidence.counts("not_recorded").items()
         if one.fell and not (name in counts and counts[name].fell)
     }
-    if not lost or (len(lost) == 1 and (counts or CONVERTS in lost)):
+    if not lost or (len(lost) == 1 and (counts or causes.CONVERTS in lost)):
         return None  # one that is called elsewhere
     rows = _rows_of(evidence, lost)
     origin = None
-    if total(rows) < WEIGHTY * evidence.growth:
+    if causes.total(rows) < causes.WEIGHTY * evidence.growth:
         own = (one for one in evidence.alive.groups if one.what.source in lost)
         rows, origin = _another_forward(evidence, own)
     has_others = evidence.about(Topic.FROZEN) or evidence.about(Topic.TIED) or is_given
@@ -204,7 +188,7 @@ def newly_recorded(evidence: Evidence) -> Cause | None:
     trained = [evidence.short(one.name) for one in evidence.about(Topic.SIZES) if not one.before]
     if trained:
         are = "are new parameters" if trained[1:] else "is a new parameter"
-        why = f": {some(trained)} {are}"
+        why = f": {causes.some(trained)} {are}"
     made = [row for row in rows if row.what.role in MADE] if origin is None else []
     first = min(made, key=evidence.order, default=None)  # where the graph begins
     operators = short_names(sorted(lost, key=lambda name: lost[name].now - lost[name].before))
@@ -247,7 +231,7 @@ def backward_comes_to_more(evidence: Evidence) -> Cause | None:
     made = [row for row in rows if row.what.source in more and not is_resized(evidence, row)]
     if not made or len(more) < 2:
         return None  # one may be given what it broadcasts, and sums up in its backward
-    first = shown_by(made)
+    first = causes.shown_by(made)
     counted = more[first.what.source]
     calls = "1 call" if counted.now == 1 else f"{counted.now} calls"
     operators = f"{calls} of {first.what.source}, and came to {counted.before or 'none'}"

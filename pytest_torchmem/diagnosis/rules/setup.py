@@ -7,48 +7,16 @@ from fractions import Fraction
 from math import prod
 from typing import Protocol
 
-from pytest_torchmem.diagnosis.causes import (
-    CONVERTS,
-    KEPT,
-    MADE,
-    Cause,
-    Evidence,
-    Told,
-    cause,
-    fact_rule,
-    largest,
-    placed_in,
-    rule,
-    shown_by,
-    some,
-    times,
-    total,
-    within,
-)
+from pytest_torchmem.diagnosis import causes
+from pytest_torchmem.diagnosis.causes import Cause, Evidence, cause, fact_rule, rule, times, within
 from pytest_torchmem.diagnosis.difference import Row
 from pytest_torchmem.diagnosis.rules.layers import new_modules, set_otherwise
 from pytest_torchmem.diagnosis.rules.lifetimes import left_at_end
 from pytest_torchmem.diagnosis.rules.types import double_precision
 from pytest_torchmem.figures import RESERVED
 from pytest_torchmem.printable import listed
-from pytest_torchmem.profile.facts import (
-    AUTOCAST,
-    CHECKPOINT,
-    EMPTY_CACHE,
-    IN_MODE,
-    IN_PART,
-    PACKED,
-    UNCACHED,
-    Calls,
-    FactChange,
-    Geometry,
-    InMode,
-    Layer,
-    Topic,
-    lacking,
-    new_in,
-    parts_of,
-)
+from pytest_torchmem.profile import facts
+from pytest_torchmem.profile.facts import AUTOCAST, Calls, FactChange, Topic, parts_of
 from pytest_torchmem.profile.module_paths import ALL, common_parent, fold, prefixes, read_numbers
 from pytest_torchmem.profile.timeline import Role
 
@@ -66,26 +34,26 @@ _OF_OPTIMIZER = (Role.OPTIMIZER_STATE, Role.OPTIMIZER_TEMPORARY)
 Values = Iterator[dict[str, str]]
 
 
-def _otherwise(absent: str) -> Told:
+def _otherwise(absent: str) -> causes.Told:
     """Return what a fact is and was, or what stands for it where there is none."""
     return lambda change: [{"now": change.now or absent, "before": change.before or absent}]
 
 
-def _lost(name: str) -> Told:
+def _lost(name: str) -> causes.Told:
     """Return the modes of a name that modules had and have no more."""
     return lambda change: (one._asdict() for one in _lost_of(change, name))
 
 
-def _lost_of(change: FactChange, name: str) -> list[InMode]:
-    return [one for one in lacking(change.before, change.now) if one.name == name]
+def _lost_of(change: FactChange, name: str) -> list[facts.InMode]:
+    return [one for one in facts.lacking(change.before, change.now) if one.name == name]
 
 
 def _autocast_left(change: FactChange) -> Values:
-    kept = {one.detail.removesuffix(UNCACHED) for one in change.now if one.name == AUTOCAST}
+    kept = {one.detail.removesuffix(facts.UNCACHED) for one in change.now if one.name == AUTOCAST}
     for one in _lost_of(change, AUTOCAST):
-        if one.detail != "off" and one.detail.removesuffix(UNCACHED) not in kept:
+        if one.detail != "off" and one.detail.removesuffix(facts.UNCACHED) not in kept:
             yield one._asdict()
-    for one in new_in(change.now, change.before):
+    for one in facts.new_in(change.now, change.before):
         if (one.name, one.detail) == (AUTOCAST, "off"):
             yield {"numbers": one.numbers, "detail": "it"}
 
@@ -93,9 +61,9 @@ def _autocast_left(change: FactChange) -> Values:
 def _uncached(change: FactChange) -> Values:
     now = [one.detail for one in change.now if one.name == AUTOCAST]
     for one in _lost_of(change, AUTOCAST):
-        if one.detail + UNCACHED in now:
+        if one.detail + facts.UNCACHED in now:
             casts, how = "casts", "anew in each call (cache_enabled=False)"
-        elif one.detail.endswith(UNCACHED) and one.detail.removesuffix(UNCACHED) in now:
+        elif one.detail.endswith(facts.UNCACHED) and one.detail.removesuffix(facts.UNCACHED) in now:
             casts, how = "keeps its casts of", "until its region ends (cache_enabled=True)"
         else:
             continue
@@ -103,8 +71,8 @@ def _uncached(change: FactChange) -> Values:
 
 
 def _called_in_more(change: FactChange) -> Values:
-    now = next((one.detail for one in change.now if one.name == IN_PART), "")
-    for one in _lost_of(change, IN_PART):
+    now = next((one.detail for one in change.now if one.name == facts.IN_PART), "")
+    for one in _lost_of(change, facts.IN_PART):
         if _share(now) > _share(one.detail):
             yield {**one._asdict(), "now": f"{now} calls" if now else "each call"}
 
@@ -192,7 +160,7 @@ fact_rule(
     Topic.MODES,
     _uncached,
     lambda evidence, change: (
-        row for row in evidence.of_module(change.name) if row.what.source == CONVERTS
+        row for row in evidence.of_module(change.name) if row.what.source == causes.CONVERTS
     ),
 )
 fact_rule(
@@ -208,7 +176,7 @@ fact_rule(
     Topic.MODES,
     _called_in_more,
 )
-fact_rule("packed", "{module} no longer runs within {detail}", Topic.MODES, _lost(PACKED))
+fact_rule("packed", "{module} no longer runs within {detail}", Topic.MODES, _lost(facts.PACKED))
 fact_rule(
     "reentrant",
     "{module} is checkpointed with use_reentrant={now}, and was with {before}",
@@ -230,7 +198,7 @@ def compiled_otherwise(evidence: Evidence) -> Cause | None:
         known, breaks = (side.get("breaks", Calls()).lines for side in sides)
         new = evidence.new_lines(breaks, known)
         change = f"makes {now.number} graphs, and made {before.number}"
-        at = f": a graph breaks at {some(new)}" if new else at
+        at = f": a graph breaks at {causes.some(new)}" if new else at
     return cause("compiled", evidence.came(), at=at, change=change)
 
 
@@ -279,13 +247,13 @@ def called_more_often(evidence: Evidence) -> Cause | None:
         lines, known = change.now.lines, change.before.lines
         new = evidence.new_lines(lines, known) if known else []
         rows = evidence.of_module(change.name) if 0 < before < now else []
-        at = [line for line in new or lines if rows and line != shown_by(rows).what.line]
+        at = [line for line in new or lines if rows and line != causes.shown_by(rows).what.line]
         told = f": at {listed(at)}" if 0 < len(at) <= _MOST_SHOWN else ""
         words = {"now": times(now), "before": times(before), "lines": told}
         words["given"] = _given_too(evidence, change.name)
         module = evidence.short(change.name)
         found.append(cause("called", rows, module=module, **words))
-    return largest(found)
+    return causes.largest(found)
 
 
 def _given_too(evidence: Evidence, module: str) -> str:
@@ -293,14 +261,14 @@ def _given_too(evidence: Evidence, module: str) -> str:
     name = f"input of {module}"
     before, now = (of(Topic.INPUTS).get(name, ()) for of in (evidence.then, evidence.present))
     new = [str(one) for one in now if one not in before]
-    return f", also with {some(new)}" if before and 0 < len(new) < len(now) else ""
+    return f", also with {causes.some(new)}" if before and 0 < len(new) < len(now) else ""
 
 
 @rule("emptied", "{name}() is called {now}, and was {before}{at}", sure=True)
 def cache_emptied_less(evidence: Evidence) -> Cause | None:
     """Blocks that are free stay with the program where it gave them back: no tensor tells of it."""
     change = evidence.difference.change
-    calls = (one for one in evidence.about(Topic.CALLS) if one.name == EMPTY_CACHE)
+    calls = (one for one in evidence.about(Topic.CALLS) if one.name == facts.EMPTY_CACHE)
     for one in calls if evidence.difference.moment == RESERVED and not evidence.growth else ():
         if one.now.number < one.before.number:
             now = times(one.now.number) if one.now.number else "no more"
@@ -355,12 +323,12 @@ def inputs_changed(evidence: Evidence) -> Cause | None:
         text += f", and parameters are {wider[0].what.dtype}, too"
     rows = evidence.came() if retyped else evidence.of_sizes()
     # What was there before the input is not made of it.
-    made_by = (*MADE, *KEPT)
+    made_by = (*causes.MADE, *causes.KEPT)
     rows = [row for row in rows if row.what.role not in made_by or evidence.first(row) >= index]
     return cause("inputs", rows, change=text)
 
 
-def _types(geometries: Iterable[Geometry]) -> set[str]:
+def _types(geometries: Iterable[facts.Geometry]) -> set[str]:
     return {one.dtype for one in geometries}
 
 
@@ -414,7 +382,7 @@ def _step_of_input(change: FactChange) -> str:
     return f"{name} changed, {before} → {now}"
 
 
-def shown_geometries(geometries: Iterable[Geometry]) -> str:
+def shown_geometries(geometries: Iterable[facts.Geometry]) -> str:
     """Return what a step is given by one name as people read it."""
     return "; ".join(map(str, geometries))
 
@@ -486,7 +454,8 @@ def checkpointing_lost(evidence: Evidence) -> Cause | None:
     rows = evidence.of_module(place)
     if not rows and place not in evidence.present(Topic.LAYERS):
         rows = [*evidence.came()]  # it is called by itself now
-    if 2 * total(row for row in rows if row.what.role == Role.RECOMPUTED) > total(rows):
+    again = [row for row in rows if row.what.role == Role.RECOMPUTED]
+    if 2 * causes.total(again) > causes.total(rows):
         return None  # by a checkpoint that spans more
     numbers = lost.get(place) or next(iter(lost.values()))
     shown = evidence.module(place, "/".join(numbers.split("/")[: place.count("*")]))
@@ -504,9 +473,9 @@ def _other_segments(evidence: Evidence) -> Cause | None:
     """Return that modules are in other checkpoints, each of several of them."""
     for change in evidence.about(Topic.CALLS):
         before, now, pattern = change.before.number, change.now.number, change.name
-        if not before or not now or not pattern.startswith(CHECKPOINT):
+        if not before or not now or not pattern.startswith(facts.CHECKPOINT):
             continue
-        pattern = pattern.removeprefix(CHECKPOINT)
+        pattern = pattern.removeprefix(facts.CHECKPOINT)
         calls = evidence.ran.called_as("checkpoint_sequential")
         call = next((one for one in calls if within(fold(one.module)[0], pattern)), None)
         # Of which it does not checkpoint the last segment (torch/utils/checkpoint.py).
@@ -542,7 +511,7 @@ def calls_in_eval_mode(evidence: Evidence) -> Iterator[tuple[str, str, str]]:
     """
     sides = evidence.then(Topic.CALLS), evidence.present(Topic.CALLS)
     for module, calls in sides[1].items():
-        name = IN_MODE.format("eval", module)
+        name = facts.IN_MODE.format("eval", module)
         before, now = (side.get(name, Calls()).number for side in sides)
         in_eval = any(one.name == "eval" for one in evidence.present(Topic.MODES).get(module, ()))
         now = now or (calls.number if in_eval else 0)
@@ -562,7 +531,7 @@ def untied(evidence: Evidence) -> Cause | None:
             row for row in evidence.came(Role.PARAMETER, *OF_TRAINING) if row.what.shape in shapes
         ]
         if rows:
-            first = shown_by([row for row in rows if within(owner, row.what.module)])
+            first = causes.shown_by([row for row in rows if within(owner, row.what.module)])
             parameter, other = evidence.short(change.name), evidence.short(change.before)
             return cause("tied", rows, first, parameter=parameter, other=other)
     return None
@@ -602,7 +571,7 @@ def no_longer_in_place(evidence: Evidence) -> Cause | None:
         calls, left = change.before, change.now
         plain = change.name.removesuffix("_")
         rows = [row for row in evidence.came() if row.what.source.partition(".")[0] == plain]
-        if calls > left and rows and not _is_written_anew(evidence, shown_by(rows)):
+        if calls > left and rows and not _is_written_anew(evidence, causes.shown_by(rows)):
             if double_precision(evidence):  # which cannot be written to what is narrower
                 return None
             lost = str(calls - left)
@@ -640,8 +609,8 @@ def another_size(evidence: Evidence) -> Cause | None:
         return None
     read = (evidence.ran.read_at(evidence.first(row)) for row in resized)
     since = min((at for at in read if at >= 0), default=0)
-    made = evidence.came(*MADE)
-    if 2 * sum(row.change for row in made if evidence.order(row) < since) > total(made):
+    made = evidence.came(*causes.MADE)
+    if 2 * sum(row.change for row in made if evidence.order(row) < since) > causes.total(made):
         return None  # most came before any of them was read
     if not _grew_by(evidence, *((row.before, row.what) for row in resized)):
         return None
@@ -660,15 +629,15 @@ def another_size(evidence: Evidence) -> Cause | None:
         now=first.what.tensor,
         before=str(list(first.before.shape)),
     )
-    return found and replace(placed_in(first.what.module, found), origin=reader)
+    return found and replace(causes.placed_in(first.what.module, found), origin=reader)
 
 
 def _grew_by(evidence: Evidence, *resized: tuple[_Shaped | None, _Shaped]) -> bool:
     """Tell whether no more than half of what is larger is so by other factors than parameters."""
     by = {factor for before, now in resized for factor in _factors(before, now)}
-    made = [(row, _factors(row.before, row.what)) for row in evidence.came(*MADE)]
+    made = [(row, _factors(row.before, row.what)) for row in evidence.came(*causes.MADE)]
     others = [row for row, factors in made if factors and by.isdisjoint(factors)]
-    return 2 * total(others) <= total(row for row, _ in made)
+    return 2 * causes.total(others) <= causes.total(row for row, _ in made)
 
 
 def _factors(before: _Shaped | None, now: _Shaped) -> set[Fraction]:
@@ -723,7 +692,7 @@ def new_tensor(evidence: Evidence) -> Cause | None:
     ]
     if not rows:
         return None
-    first = shown_by(rows)
+    first = causes.shown_by(rows)
     if first.what.source:
         role = first.what.role
         alike = (f"{row.module}.{row.what.source}" for row in rows if row.what.role == role)
@@ -753,7 +722,7 @@ def _moved_away(evidence: Evidence) -> list[Row]:
 def no_longer_moved_away(evidence: Evidence) -> Cause | None:
     """A module that is not in use at the peak is no longer sent to the CPU before it."""
     rows = _moved_away(evidence)
-    modules = some([*dict.fromkeys(row.what.module.partition(".")[0] for row in rows)])
+    modules = causes.some([*dict.fromkeys(row.what.module.partition(".")[0] for row in rows)])
     return cause("moved away", rows, modules=modules)
 
 
@@ -765,7 +734,7 @@ def no_longer_a_buffer(evidence: Evidence) -> Cause | None:
     for group in (one for one in own if one.what[1:5] in was):
         module, what = evidence.module(group.what.module, group.numbers), group.what
         found = cause("parameter", evidence.came(), module=module, name=what.source)
-        return found and placed_in(what.module, found)
+        return found and causes.placed_in(what.module, found)
     return None
 
 
@@ -788,7 +757,7 @@ def parameters_twice(evidence: Evidence) -> Cause | None:
     ]
     if not rows or new_tensor(evidence) is not None or untied(evidence) is not None:
         return None
-    first = shown_by(rows)
+    first = causes.shown_by(rows)
     roots = {row.what.module.partition(".")[0] for row in rows}
     before = known[first.what[1:5]]
     now = before + first.count_now
@@ -807,7 +776,7 @@ def _is_one_more_of(evidence: Evidence, row: Row) -> bool:
     return bool(before) and before == now
 
 
-def _is_in_known(row: Row, layers: Mapping[str, tuple[Layer, ...]]) -> bool:
+def _is_in_known(row: Row, layers: Mapping[str, tuple[facts.Layer, ...]]) -> bool:
     """Tell whether the modules of a row's numbers, or those around them, were there before."""
     if "*" not in row.what.module or not row.numbers or row.numbers == ALL:
         return False
@@ -830,12 +799,12 @@ def another_torch(evidence: Evidence) -> Cause | None:
     return cause("torch", evidence.came(), before=before.torch, now=now.torch)
 
 
-def lost_modes(evidence: Evidence, name: str) -> Iterator[tuple[FactChange, InMode]]:
+def lost_modes(evidence: Evidence, name: str) -> Iterator[tuple[FactChange, facts.InMode]]:
     """Yield the modes of a name that modules had and have no more, with the numbers of those."""
     for change in evidence.about(Topic.MODES):
         for one in _lost_of(change, name):
             yield change, one
 
 
-def _is_in(name: str, modes: Iterable[InMode]) -> bool:
+def _is_in(name: str, modes: Iterable[facts.InMode]) -> bool:
     return any(one.name == name for one in modes)

@@ -1,25 +1,13 @@
 """Causes in types, shapes and copies: wider numbers, a matrix of vectors, what is there twice."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import zip_longest
 from math import prod
 
-from pytest_torchmem.diagnosis.causes import (
-    CONVERTS,
-    KEPT,
-    MADE,
-    WEIGHTY,
-    Cause,
-    Evidence,
-    called,
-    cause,
-    is_kept,
-    rule,
-    total,
-    within,
-)
+from pytest_torchmem.diagnosis import causes
+from pytest_torchmem.diagnosis.causes import CONVERTS, MADE, Cause, Evidence, cause, rule
 from pytest_torchmem.diagnosis.difference import Row
 from pytest_torchmem.diagnosis.provenance import DOUBLE, STANDING
 from pytest_torchmem.profile.facts import AUTOCAST, Topic
@@ -40,7 +28,7 @@ def broadcast(evidence: Evidence) -> Cause | None:
         if origin.phase is Phase.BACKWARD:
             continue  # of what the forward has summed up
         places.setdefault((fold(origin.module)[0], origin.line), []).append((origin, shapes))
-    for row in (one for one in evidence.came() if not is_kept(evidence, one)):
+    for row in (one for one in evidence.came() if not causes.is_kept(evidence, one)):
         for what in (row.what, *_computed_of(evidence, row)):
             for origin, shapes in places.get((what.module, what.line), ()):
                 made = shapes.rpartition(" made ")[2]
@@ -131,7 +119,7 @@ def _from(
         if parameter is None and first.what.dtype in DOUBLE:  # which few programs have on purpose
             parameter = next((one for one in read if one.dtype in DOUBLE), None)
         if parameter is not None:
-            source, origin = called(evidence, parameter), made if made.line else None
+            source, origin = causes.called(evidence, parameter), made if made.line else None
         elif made.operator and not (made.operator == CONVERTS and not evidence.ran.reads(at)):
             source, origin = made.operator, made
         else:  # it was there before the step
@@ -147,24 +135,19 @@ def _from(
 def wider_parameter(evidence: Evidence, what: What) -> Allocation | None:
     """Return a parameter of a tensor's type, where its module made only narrower ones before."""
     module, size = what.module, prod(what.shape)
-    known = [one for one in evidence.known() if within(module, one.module) and one.dtype]
+    known = [one for one in evidence.known() if causes.within(module, one.module) and one.dtype]
     if any(one.dtype == what.dtype and prod(one.shape) >= size for one in known):
         return None
     modes = evidence.present(Topic.MODES)
     is_cast = any(one.name == AUTOCAST for path in prefixes(module) for one in modes.get(path, ()))
-    if not module or is_cast or _narrower_in(known, what) is None:
+    were_narrower = any("float" in one.dtype and _width(one) < _width(what) for one in known)
+    if not module or is_cast or not were_narrower:
         return None
     of_type = {one.shape for one in known if (one.role, one.dtype) == (Role.PARAMETER, what.dtype)}
     read = map(evidence.ran.allocation, evidence.ran.read_in(module))
     own = (one for one in read if one.kind is Kind.PARAMETER)
     new = (one for one in own if one.shape not in of_type)  # which had that type before
     return next((one for one in new if one.dtype == what.dtype), None)
-
-
-def _narrower_in(known: Iterable[What], what: What) -> What | None:
-    """Return the largest known tensor whose floats are narrower than those of ``what``."""
-    narrower = (one for one in known if "float" in one.dtype and _width(one) < _width(what))
-    return max(narrower, key=lambda one: one.nbytes, default=None)
 
 
 def _width(what: What) -> float:
@@ -178,7 +161,7 @@ def autocast_cache(evidence: Evidence) -> Cause | None:
     modes = evidence.present(Topic.MODES).values()
     if not any(one.name == AUTOCAST for own in modes for one in own):
         return None
-    cast = (row for row in evidence.came(*KEPT) if row.what.source == CONVERTS)
+    cast = (row for row in evidence.came(*causes.KEPT) if row.what.source == CONVERTS)
     read = ((row, evidence.ran.read(evidence.first(row))) for row in cast)
     rows = [row for row, own in read if own and own[0].kind is Kind.PARAMETER]
     first = max(rows, key=lambda row: row.change, default=None)
@@ -203,7 +186,7 @@ def wider_type(evidence: Evidence) -> Cause | None:
         row
         for row in evidence.came(*MADE)
         if row.what.source == CONVERTS
-        and any(row.what.dtype == of and within(row.what.module, path) for path, of in own)
+        and any(row.what.dtype == of and causes.within(row.what.module, path) for path, of in own)
         and row not in wider
     ]
     source = first.what.source
@@ -313,7 +296,7 @@ def kept_twice(evidence: Evidence) -> Cause | None:
         of_its_kind = (one for one in evidence.difference.rows if one.what[3:5] == row.what[3:5])
         if any(one.change == -row.change for one in of_its_kind):
             continue  # it stands in the place of what is gone
-        if row.what.role == Role.HELD and is_kept(evidence, row):
+        if row.what.role == Role.HELD and causes.is_kept(evidence, row):
             continue  # who keeps it is nearer to the cause
         copied = evidence.ran.original_of(evidence.first(row), _COPIES)
         if copied is None or _is_new(evidence, copied) or _is_for_wider(evidence, row, copied):
@@ -325,7 +308,7 @@ def kept_twice(evidence: Evidence) -> Cause | None:
             if one is row
             or (prod(one.what.shape) == size and (one.what.module, one.what.dtype) == place)
         ]
-        values = {"original": called(evidence, copied), "does": _does(row, copied)}
+        values = {"original": causes.called(evidence, copied), "does": _does(row, copied)}
         values["operator"] = source
         return cause("copy", rows, row, **values)
     return None
@@ -357,7 +340,7 @@ def _is_for_wider(evidence: Evidence, row: Row, copied: Allocation) -> bool:
     return wider_parameter(evidence, row.what) is not None or any(
         one.before is not None
         and one.before.dtype != dtype == one.what.dtype
-        and (within(own, one.what.module) or within(one.what.module, own))
+        and (causes.within(own, one.what.module) or causes.within(one.what.module, own))
         for one in evidence.came(Role.PARAMETER)
     )
 
@@ -375,8 +358,8 @@ def _does(row: Row, original: Allocation) -> str:
 def library_buffer(evidence: Evidence) -> Cause | None:
     """A library that was not asked before takes a workspace, and keeps it."""
     rows = [*evidence.came(Role.LIBRARY)]
-    more = total(row for row in evidence.came() if row not in rows)
-    if not rows or more > WEIGHTY * evidence.difference.change:
+    more = causes.total(row for row in evidence.came() if row not in rows)
+    if not rows or more > causes.WEIGHTY * evidence.difference.change:
         return None  # something else came, for which the library may have been asked
     first = evidence.first(rows[0])
     origin = evidence.ran.allocation(first).origin if first >= 0 else None
