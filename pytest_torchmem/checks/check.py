@@ -15,30 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_torchmem.checks import gpu as measuring
+from pytest_torchmem.checks import result as results
 from pytest_torchmem.checks.calibrations import CalibrationResult, Calibrations, told_figures
-from pytest_torchmem.checks.gpu import Confirmations, Measurement, RealRun
 from pytest_torchmem.checks.request import CheckTarget, Limit, Request, Settings
-from pytest_torchmem.checks.result import (
-    ACCEPTED,
-    AboveCap,
-    Changed,
-    CheckResult,
-    DoesNotFit,
-    EstimateOff,
-    Finding,
-    GrowsFaster,
-    Leaks,
-    Missing,
-    Outcome,
-    OverBudget,
-    Overrun,
-    PeakContents,
-    SnapshotResult,
-    TraceResult,
-    contents,
-    limits_of,
-    overruns,
-)
+from pytest_torchmem.checks.result import Changed, CheckResult, Finding, Outcome, SnapshotResult
 from pytest_torchmem.errors import SnapshotError, UsageError, warn_of_defect
 from pytest_torchmem.figures import END, HOST, PEAK, RESERVED
 from pytest_torchmem.profile.facts import Topic
@@ -69,7 +49,7 @@ class Context:
 
     settings: Settings
     calibrations: Calibrations
-    confirmations: Confirmations | None = None
+    confirmations: measuring.Confirmations | None = None
     """What was measured beside this run, with the stand-in."""
     files: dict[Path, StoredSnapshot] = field(default_factory=dict)
     told: dict[tuple[str, str], str] = field(default_factory=dict)
@@ -106,7 +86,7 @@ class Judge:
     check: DeviceCheck
     profile: MemoryProfile
     stored: StoredSnapshot | None
-    run: RealRun | None
+    run: measuring.RealRun | None
     """The same step on a real GPU."""
     calibration: CalibrationResult | None
     scaling: Scaling | None
@@ -125,7 +105,7 @@ class Judge:
         profile, gpu, calibration = self.profile, self.check.key.gpu, self.calibration
         request, context = self.check.request, self.check.context
         stored_by = context.calibrations.told_by(request.test.module, gpu) if gpu else ""
-        trace = TraceResult.of(profile, gpu if request.gpu_named else "", stored_by)
+        trace = results.TraceResult.of(profile, gpu if request.gpu_named else "", stored_by)
         if not profile.peak and not (profile.device == "cpu" and profile.host_peak):
             found = (Finding(outcome=Outcome.NOT_CHECKED),)
             return CheckResult(self.check.key, found, trace, calibration=calibration)
@@ -136,7 +116,7 @@ class Judge:
             comparison = measurement.compared(snapshot.entry, snapshot.before, levels)
             measurement = replace(measurement, comparison=comparison)
         rules, path = context.settings.budget, request.test.relative(request.test.module)
-        limits = limits_of(request.budget, gpu, profile.figures(), rules, path)
+        limits = results.limits_of(request.budget, gpu, profile.figures(), rules, path)
         before = snapshot.before if snapshot is not None else None
         over = self._against_limits(limits, before)
         held = next((one.contents for one in over if one.contents is not None), None)
@@ -159,7 +139,7 @@ class Judge:
             calibration=calibration,
         )
 
-    def _snapshot(self, trace: TraceResult) -> SnapshotResult | None:
+    def _snapshot(self, trace: results.TraceResult) -> SnapshotResult | None:
         profile, key, judges = self.profile, self.check.key, self.check.request.uses_snapshot
         is_of_any_host = profile.host in (None, "reference")
         if self.stored is None or not (is_of_any_host or judges):
@@ -233,7 +213,7 @@ class Judge:
         another_gpu = before.same_trace(now) and not set(before.measured) & set(now.measured)
         return "changed" in accepts or (another_gpu and "new" in accepts)
 
-    def _above_cap(self, snapshot: SnapshotResult) -> AboveCap | None:
+    def _above_cap(self, snapshot: SnapshotResult) -> results.AboveCap | None:
         """Return what grew by more than an update may accept, traced or else measured."""
         cap = self.check.context.settings.update_max
         if cap is None or snapshot.comparison is None:
@@ -242,9 +222,9 @@ class Judge:
         if not above and self.run is not None:
             measured = self.run.measurement.compared(snapshot.entry, snapshot.before, ())
             above = beyond(measured, cap) if measured is not None else ()
-        return AboveCap(changes=above, cap=str(cap)) if above else None
+        return results.AboveCap(changes=above, cap=str(cap)) if above else None
 
-    def _missing(self, stored: StoredSnapshot, snapshot: SnapshotResult) -> Missing:
+    def _missing(self, stored: StoredSnapshot, snapshot: SnapshotResult) -> results.Missing:
         entry, entries = snapshot.entry, stored.entries
         gone = [entries[key] for key in entries if self.check.request.test.is_gone(key.test)]
         found = renames(gone, [entry])
@@ -257,21 +237,23 @@ class Judge:
             orphans += [(self.check.request.test.relative(path), other) for other in others]
         moved_from = next(iter(moves(orphans, [("", entry)], certain=False)), ("",))[0]
         renamed = found[0][0] if found else None
-        return Missing(file=snapshot.file, renamed=renamed, moved_from=moved_from)
+        return results.Missing(file=snapshot.file, renamed=renamed, moved_from=moved_from)
 
-    def _against_limits(self, limits: list[Limit], before: Entry | None) -> list[OverBudget]:
-        over = overruns(limits, self.profile.figures())
+    def _against_limits(
+        self, limits: list[Limit], before: Entry | None
+    ) -> list[results.OverBudget]:
+        over = results.overruns(limits, self.profile.figures())
         first = next((one.limit for one in over if one.value is not None), None)
         if first is not None:
             now, check = entry_of(self.check.key, self.profile, lambda: self.alive), self.check
-            held = contents(now, self.profile, first, before, self.watched, check.with_code)
-            return [_over_budget(over, held)]
+            known = now, self.profile, first, before, self.watched, check.with_code
+            return [_over_budget(over, results.contents(*known))]
         if over:
             return [_over_budget(over)]
         measured = self.run.measurement if self.run is not None else None
         # A limit is for the bytes of one GPU; another one's say nothing about it.
         if measured is not None and measured.figures and measured.gpu == self.check.key.gpu:
-            over = overruns(limits, measured.figures)
+            over = results.overruns(limits, measured.figures)
         return [_over_budget(over, measured_on=self.check.key.gpu)] if over else []
 
     def _against_steps(self, before: Entry | None) -> list[Finding]:
@@ -285,7 +267,7 @@ class Judge:
         if self.profile.host_peak is not None:
             found = max(own, step_growth(self.profile.host_timeline), key=lambda one: one.most)
         if own.steps < FEWEST:
-            return [Leaks(outcome=Outcome.NOT_CHECKED, growth=own, allowed=str(allowed))]
+            return [results.Leaks(outcome=Outcome.NOT_CHECKED, growth=own, allowed=str(allowed))]
         if found.most <= allowed.allowance(self.profile.baseline):
             return []
         on_host = found is not own
@@ -293,7 +275,9 @@ class Judge:
         if found.difference is not None:
             why = self.check.with_code(Diagnosis(found.difference), None, before)
         return [
-            Leaks(growth=found, allowed=str(allowed), diagnosis=why, holder=holder, on_host=on_host)
+            results.Leaks(
+                growth=found, allowed=str(allowed), diagnosis=why, holder=holder, on_host=on_host
+            )
         ]
 
     def _against_bounds(self) -> list[Finding]:
@@ -302,7 +286,7 @@ class Judge:
             return []
         polynomial = str(scaling.polynomial())
         return [
-            GrowsFaster(
+            results.GrowsFaster(
                 bound=one, power=power, polynomial=polynomial, fastest=scaling.fastest(one.size)
             )
             for one in self.check.request.bounds
@@ -310,14 +294,16 @@ class Judge:
         ]
 
     def _against_measurement(
-        self, run: RealRun, measurement: Measurement, findings: list[Finding]
+        self, run: measuring.RealRun, measurement: measuring.Measurement, findings: list[Finding]
     ) -> list[Finding]:
         found: list[Finding] = []
         most, comparison = self.check.context.settings.measure_tolerance, measurement.comparison
         wrong = measurement.off(most)
         if wrong:
-            found.append(EstimateOff(run=run, peaks=wrong, most=str(most)))
-        accepted = any(not finding.fails for finding in findings if finding.outcome in ACCEPTED)
+            found.append(results.EstimateOff(run=run, peaks=wrong, most=str(most)))
+        accepted = any(
+            not finding.fails for finding in findings if finding.outcome in results.ACCEPTED
+        )
         accepted = accepted and not _failing([*findings, *found])
         if comparison is not None and comparison.grew and not accepted:
             gpu = measurement.gpu
@@ -333,10 +319,10 @@ class Judge:
 
 
 def _over_budget(
-    over: list[Overrun], contents: PeakContents | None = None, measured_on: str = ""
-) -> OverBudget:
+    over: list[results.Overrun], contents: results.PeakContents | None = None, measured_on: str = ""
+) -> results.OverBudget:
     ran = any(overrun.value is not None for overrun in over)
-    return OverBudget(
+    return results.OverBudget(
         outcome=Outcome.OVER_BUDGET if ran else Outcome.NOT_CHECKED,
         overruns=over,
         contents=contents,
@@ -388,7 +374,7 @@ class DeviceCheck:
             if not isinstance(error, kind):
                 raise
             held = self._without_limit(must_fit_on, error.gpu, stored)
-            found = DoesNotFit(error=error, contents=held)
+            found = results.DoesNotFit(error=error, contents=held)
             return CheckResult(self.key, (found,)), None
         request.test.on_profile(name=request.name, profile=profile)
         judge = Judge(
@@ -520,7 +506,7 @@ class DeviceCheck:
 
     def _without_limit(
         self, on: str | None, gpu: Gpu, stored: StoredSnapshot | None
-    ) -> PeakContents | None:
+    ) -> results.PeakContents | None:
         """Trace what did not fit as if it did; ``None`` where that goes wrong as well."""
         try:
             profile = self.target.trace(self.key.device, on, self.world, memory="unlimited")
@@ -528,7 +514,7 @@ class DeviceCheck:
             limit = Limit(PEAK if profile.peak > room else RESERVED, room, "")
             now = entry_of(self.stored_key(profile.torch_version), profile)
             before = stored.entries.get(now.key) if stored is not None else None
-            return contents(now, profile, limit, before, self.watched, self.with_code)
+            return results.contents(now, profile, limit, before, self.watched, self.with_code)
         except Exception:  # that it does not fit is what counts
             return None
 
@@ -543,15 +529,12 @@ class DeviceCheck:
             )
         return self.target.scale(self.key.device, must_fit_on, self.world, names)
 
-    def _run_for_real(self, profile: MemoryProfile) -> RealRun | None:
+    def _run_for_real(self, profile: MemoryProfile) -> measuring.RealRun | None:
         measure = self.request.measure
         if not self.key.gpu or measure == "never":
             return None
-        required, confirmations = measure == "require", self.context.confirmations
-
-        def run() -> RealRun | None:
-            return measuring.run_for_real(self.target, required, profile, self.key.gpu)
-
+        asked = self.target, measure == "require", profile, self.key.gpu
+        run, confirmations = partial(measuring.run_for_real, *asked), self.context.confirmations
         if confirmations is None:
             return run()
         return confirmations.of(self.request.test.name, self.key, profile, run)

@@ -9,15 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pytest_torchmem.checks import (
-    ARGUMENTS,
-    LIMITS,
-    MARKER,
-    MEASURE_MODES,
-    SIGNATURE,
-    UPDATE_MODES,
-    VALUES_MODES,
-)
+from pytest_torchmem import checks
+from pytest_torchmem.checks import MARKER, UPDATE_MODES
 from pytest_torchmem.errors import UsageError, meant
 from pytest_torchmem.figures import ALLOCATOR_PEAKS, SELECTORS
 from pytest_torchmem.snapshots.location import relative
@@ -401,7 +394,7 @@ def read_budget(levels: Iterable[Iterable[tuple[tuple[Any, ...], Mapping[str, An
         given.update({name: value for name, value in arguments.items() if value is not None})
     limits = tuple(
         Limit(SELECTORS[name], _size(name, given[name]), str(given[name]))
-        for name in LIMITS
+        for name in checks.LIMITS
         if name in given
     )
     if not limits and not {"gpu", "tolerance", "scaling", "growth"} & set(given):
@@ -425,8 +418,8 @@ def _read_arguments(given: Mapping[str, Any], where: str) -> Budget:
         gpu=find_gpu(given["gpu"]).name if "gpu" in given else None,
         gpus=read("gpus", parse_gpus),
         tolerance=parse_rules(given.get("tolerance"), f"{named}(tolerance=)"),
-        measure=read("measure", partial(parse_choice, choices=MEASURE_MODES)),
-        values=read("values", partial(parse_choice, choices=VALUES_MODES)),
+        measure=read("measure", partial(parse_choice, choices=checks.MEASURE_MODES)),
+        values=read("values", partial(parse_choice, choices=checks.VALUES_MODES)),
         name=read("name", _name),
         growth=read("growth", parse_growth),
         bounds=read("scaling", parse_bounds) or (),
@@ -437,11 +430,11 @@ def _at_one_place(marks: Iterable[tuple[tuple[Any, ...], Mapping[str, Any]]]) ->
     together: dict[str, Any] = {}
     for args, kwargs in marks:
         try:
-            given = ARGUMENTS.bind(*args, **kwargs).arguments
+            given = checks.ARGUMENTS.bind(*args, **kwargs).arguments
         except TypeError as error:
-            own = ARGUMENTS.parameters
+            own = checks.ARGUMENTS.parameters
             guesses = "".join(meant(name, own) for name in kwargs if name not in own)
-            text = f"the marker cannot be read: {error}.{guesses} It is {SIGNATURE}"
+            text = f"the marker cannot be read: {error}.{guesses} It is {checks.SIGNATURE}"
             raise UsageError(text) from None
         for name, value in given.items():
             if value is not None and together.setdefault(name, value) != value:

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 from pytest_torchmem.figures import label
 from pytest_torchmem.printable import first_of, printable, printable_lines
 from pytest_torchmem.reports import growth
-from pytest_torchmem.reports.growth import leading_change
 from pytest_torchmem.reports.layout import PLAIN, joined, lines_of
 from pytest_torchmem.snapshots.compare import Change, Comparison, Verdict, compare, main_change
 from pytest_torchmem.snapshots.format import Entry, Key
@@ -65,7 +64,7 @@ class Difference:
         """The change that stands for all: one that broke its tolerance, or the largest."""
         if self.group is DifferenceKind.GREW:
             verdicts = (Verdict.GREW, Verdict.NOT_RUN)
-            return leading_change(
+            return growth.leading_change(
                 [c for c in self.changes if c.verdict in verdicts], self.diagnosis
             )
         shrank = [c for c in self.changes if c.verdict is Verdict.SHRANK]

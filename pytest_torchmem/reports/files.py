@@ -21,10 +21,9 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_torchmem.checks.result import AT_MOST, CheckResult, Outcome
 from pytest_torchmem.printable import counted, first_of, printable, printable_lines
-from pytest_torchmem.reports import difference
+from pytest_torchmem.reports import difference, layout
 from pytest_torchmem.reports.difference import DifferenceKind
 from pytest_torchmem.reports.growth import explained, line_of, place, why
-from pytest_torchmem.reports.layout import lines_of
 from pytest_torchmem.reports.summary import SAID_OF_TRACES, Check, Summary
 from pytest_torchmem.reports.text import message, where_of
 from pytest_torchmem.snapshots.files import append, write
@@ -246,7 +245,7 @@ def write_page(directory: Path, check: Check, profile: MemoryProfile) -> None:
     from pytest_torchmem.profile.profile import drawn, notes_of
 
     before = check.result.snapshot.before if check.result.snapshot is not None else None
-    with lines_of(_COLUMNS):
+    with layout.lines_of(_COLUMNS):
         said = message(check.result, verbose=True)
     text = page(
         Content(

@@ -8,10 +8,9 @@ from typing import Any
 from pytest_torchmem.checks.result import Outcome
 from pytest_torchmem.errors import SnapshotError, UsageError
 from pytest_torchmem.reports.files import KIND, SCHEMA
-from pytest_torchmem.snapshots import format
+from pytest_torchmem.snapshots import format, store
 from pytest_torchmem.snapshots.files import git, parse, size, table_of, texts_of
 from pytest_torchmem.snapshots.location import DIRECTORY, is_calibration, is_proposal, is_snapshot
-from pytest_torchmem.snapshots.store import read
 
 Entries = dict[tuple[str, format.Key], format.Entry]
 """Entries by test module and key."""
@@ -146,7 +145,7 @@ def _file(name: str, path: Path) -> Source:
 
 
 def _entries(path: Path) -> Mapping[format.Key, format.Entry]:
-    stored = read(path)
+    stored = store.read(path)
     if stored.conflicted:
         raise SnapshotError(stored.conflict_message)
     return stored.entries

@@ -16,7 +16,6 @@ from pytest_torchmem.reports.summary import Check, Summary
 from pytest_torchmem.snapshots.calibration import place_name
 from pytest_torchmem.snapshots.compare import Verdict, main_change
 from pytest_torchmem.snapshots.format import Entry, Key, notes_of
-from pytest_torchmem.snapshots.store import FilePlan
 from pytest_torchmem.units import format_change, format_size
 
 Line = tuple[str, dict[str, bool]]
@@ -239,30 +238,25 @@ def _tests_by(
 
 def _written(summary: Summary, *, details: bool) -> Iterable[str]:
     """Yield the files that were written, or that a dry run would have written."""
-    details = details or summary.settings.dry_run
-    for plan in summary.every_plan:
-        if plan.changes_file:
-            yield from _plan(plan, summary, details=details)
-
-
-def _plan(plan: FilePlan[Any, Any], summary: Summary, *, details: bool) -> Iterable[str]:
-    file, dry = summary.file_of(plan), summary.settings.dry_run
-    changes = {"new": plan.added, "changed": plan.changed, "obsolete": plan.removed}
-    numbers = ", ".join(f"{len(keys)} {what}" for what, keys in changes.items() if keys)
-    did = f"{'would write' if dry else 'removed' if plan.text is None else 'wrote'} {file}"
-    yield f"{did}: {numbers}" if numbers and plan in summary.calibrations else did
-    if details:
-        for what, keys in changes.items():
+    dry = summary.settings.dry_run
+    for plan in (one for one in summary.every_plan if one.changes_file):
+        changes = {"new": plan.added, "changed": plan.changed, "obsolete": plan.removed}
+        numbers = ", ".join(f"{len(keys)} {what}" for what, keys in changes.items() if keys)
+        verb = "would write" if dry else "removed" if plan.text is None else "wrote"
+        did = f"{verb} {summary.file_of(plan)}"
+        yield f"{did}: {numbers}" if numbers and plan in summary.calibrations else did
+        for what, keys in changes.items() if details or dry else ():
             for key in keys:
                 yield f"  {what}: {key if isinstance(key, Key) else place_name(key)}"
-    for key in plan.removed:
-        entry = plan.stored.entries.get(key)
-        if isinstance(entry, Entry) and entry.is_annotated:
-            yield f"  removed, with what was written into it: {key}: {_quoted(notes_of(entry))}"
-    if plan.dropped:
-        yield f"  removed, with what was written at its top: {_quoted(plan.dropped)}"
-    yield from (f"  renamed: {old} -> {new}" for old, new in plan.renamed)
-    yield from (f"  moved: {old} -> {to}: {new}" for old, (to, new) in plan.moved)
+        for key in plan.removed:
+            entry = plan.stored.entries.get(key)
+            if isinstance(entry, Entry) and entry.is_annotated:
+                notes = _quoted(notes_of(entry))
+                yield f"  removed, with what was written into it: {key}: {notes}"
+        if plan.dropped:
+            yield f"  removed, with what was written at its top: {_quoted(plan.dropped)}"
+        yield from (f"  renamed: {old} -> {new}" for old, new in plan.renamed)
+        yield from (f"  moved: {old} -> {to}: {new}" for old, (to, new) in plan.moved)
 
 
 def _quoted(notes: Mapping[str, Any]) -> str:

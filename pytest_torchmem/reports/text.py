@@ -8,26 +8,13 @@ from dataclasses import dataclass, field, replace
 from linecache import getline
 from typing import TYPE_CHECKING, Any
 
+from pytest_torchmem.checks import result as results
 from pytest_torchmem.checks.request import word_of
-from pytest_torchmem.checks.result import (
-    AboveCap,
-    Changed,
-    DoesNotFit,
-    EstimateOff,
-    Finding,
-    GrowsFaster,
-    Leaks,
-    Missing,
-    Outcome,
-    OverBudget,
-    Overrun,
-    PeakContents,
-)
+from pytest_torchmem.checks.result import Finding, Outcome, PeakContents
 from pytest_torchmem.figures import MEASURED, PEAK, PHASE_PEAKS, label, phase_of, title
 from pytest_torchmem.printable import first_of, listed, printable, printable_lines
 from pytest_torchmem.profile.timeline import Role
 from pytest_torchmem.reports import growth, layout
-from pytest_torchmem.reports.growth import Section
 from pytest_torchmem.snapshots.compare import Change, Comparison, Verdict, main_change
 from pytest_torchmem.units import format_change, format_percent, format_size
 
@@ -69,7 +56,7 @@ class Told:
     first: str
     """The headline, without where it was found unless ``cause`` is there."""
     sections: list[str] = field(default_factory=list)
-    rows: Section = field(default_factory=lambda: Section(""))
+    rows: growth.Section = field(default_factory=lambda: growth.Section(""))
     """What came and went, or what was alive: as much as has room."""
     changes: Sequence[Change] = ()
     """The figures that did it, and ``all_changes`` every figure."""
@@ -110,7 +97,9 @@ def plain_message(result: CheckResult) -> str:
 
 def advice(result: CheckResult, command: str) -> str:
     """Return the advice for a failure; ``command`` accepts the present figures."""
-    asked = (_ADVICE.get(one.outcome) for one in result.findings if not isinstance(one, AboveCap))
+    asked = (
+        _ADVICE.get(one.outcome) for one in result.findings if not isinstance(one, results.AboveCap)
+    )
     first = next(filter(None, asked), "")
     return f"{first}: {printable(command)}" if first else ""
 
@@ -152,7 +141,7 @@ def _text(told: Sequence[Told], advice: Iterable[str], most: int, *, verbose: bo
     heads, each = _heads(told), [one.rows for one in told]
     if told[1:]:
         each = [replace(one.rows, title=f"{one.rows.title}, {one.where}") for one in told]
-    rows = next((one for one in each if one.rows), Section(""))
+    rows = next((one for one in each if one.rows), growth.Section(""))
     sections = [*dict.fromkeys(part for one in told for part in one.sections)]
     figures = _figures(told, every=verbose)
     if verbose:
@@ -276,7 +265,7 @@ def _growth_of(change: Change) -> int:
     return abs((change.now or 0) - (change.before or 0))
 
 
-def _changed(found: Changed, result: CheckResult) -> Told:
+def _changed(found: results.Changed, result: CheckResult) -> Told:
     comparison, on = found.comparison, found.measured_on
     shrank = found.outcome is Outcome.SHRANK
     changed = comparison.having(Verdict.SHRANK if shrank else Verdict.GREW)
@@ -300,7 +289,7 @@ def _changed(found: Changed, result: CheckResult) -> Told:
     return Told(first, others, changes=every, all_changes=comparison.told)
 
 
-def _grew(found: Changed, result: CheckResult) -> Told:
+def _grew(found: results.Changed, result: CheckResult) -> Told:
     """Return the message of a growth: the number and the cause, the place, what changed."""
     worst = found.comparison.having(Verdict.GREW)
     change = growth.leading_change(worst, found.diagnosis)
@@ -364,12 +353,12 @@ def _not_run(missing: Sequence[Change], measured: str = "") -> list[str]:
     return [_never_ran(f"the snapshot has {one}", change.figure) for one, change in known]
 
 
-def _above_cap(found: AboveCap, result: CheckResult) -> Told:
+def _above_cap(found: results.AboveCap, result: CheckResult) -> Told:
     first = f"grew by more than --torchmem-update-max={found.cap} accepts"
     return Told(first, changes=[replace(change, rule="") for change in found.changes])
 
 
-def _missing(found: Missing, result: CheckResult) -> Told:
+def _missing(found: results.Missing, result: CheckResult) -> Told:
     parts = []
     if found.renamed is not None:
         parts.append(
@@ -390,7 +379,7 @@ def _unknown_workspace(found: Finding, result: CheckResult) -> Told:
     return Told("figures leave something out or assume it (--torchmem-strict)", [lines])
 
 
-def _does_not_fit(found: DoesNotFit, result: CheckResult) -> Told:
+def _does_not_fit(found: results.DoesNotFit, result: CheckResult) -> Told:
     error, contents = found.error, found.contents
     gpu = error.gpu
     first = f"does not fit on {gpu.name} ({format_size(gpu.memory)}): {error.request}"
@@ -400,7 +389,7 @@ def _does_not_fit(found: DoesNotFit, result: CheckResult) -> Told:
     return Told(first, alive if error.live else ["No memory was allocated at that point"])
 
 
-def _alive(contents: PeakContents) -> Section:
+def _alive(contents: PeakContents) -> growth.Section:
     """Return what is alive at a peak that is too high, and how much of it is too much."""
     head = f"Alive {growth.at(contents.figure)}: {format_size(contents.nbytes)}"
     head += f", of which {format_size(contents.excess)} has to go" if contents.excess > 0 else ""
@@ -408,7 +397,7 @@ def _alive(contents: PeakContents) -> Section:
     rest = contents.nbytes - sum(row.change for row in found)
     why = "reserved by the allocator and in no tensor"
     rows = sorted(growth.rows_of(found), key=lambda row: Role.LIBRARY in row[1])
-    return Section(head, tuple(rows), rest, why, are_changes=False)
+    return growth.Section(head, tuple(rows), rest, why, are_changes=False)
 
 
 _MOST_MODULES = 3
@@ -493,7 +482,7 @@ def _nothing_allocated(found: Finding, result: CheckResult) -> Told:
     return Told(told)
 
 
-def _grows_faster(found: GrowsFaster, result: CheckResult) -> Told:
+def _grows_faster(found: results.GrowsFaster, result: CheckResult) -> Told:
     grows, allowed = f"{word_of(found.power)} in {found.bound.size}", word_of(found.bound.power)
     largest = layout.allocation_table(found.fastest)
     return Told(
@@ -502,7 +491,7 @@ def _grows_faster(found: GrowsFaster, result: CheckResult) -> Told:
     )
 
 
-def _over_budget(found: OverBudget, result: CheckResult) -> Told:
+def _over_budget(found: results.OverBudget, result: CheckResult) -> Told:
     how = f", measured on {found.measured_on}" if found.measured_on else ""
     first, contents = "; ".join(map(_overrun, found.overruns)) + how, found.contents
     number_first = found.overruns[0].value is not None
@@ -519,7 +508,7 @@ def _too_much(first: str, contents: PeakContents, result: CheckResult) -> Told:
     return replace(told, sections=[*told.sections, *_less(contents)])
 
 
-def _overrun(overrun: Overrun) -> str:
+def _overrun(overrun: results.Overrun) -> str:
     limit, name = overrun.limit, title(overrun.limit.figure)
     if overrun.value is None:
         return _never_ran(f"there is a limit for the {name}", limit.figure)
@@ -528,7 +517,7 @@ def _overrun(overrun: Overrun) -> str:
     return f"{format_size(overrun.value)} {name} exceeds the budget of {limited} by {by}"
 
 
-def _estimate_off(found: EstimateOff, result: CheckResult) -> Told:
+def _estimate_off(found: results.EstimateOff, result: CheckResult) -> Told:
     run, measured = found.run, found.run.measurement
     worst, figures, estimate = found.peaks[0], measured.figures, measured.estimate
     off = format_percent(estimate[worst] - figures[worst], figures[worst])
@@ -567,7 +556,7 @@ def _estimate_off(found: EstimateOff, result: CheckResult) -> Told:
     return Told(headline, parts)
 
 
-def _leaks(found: Leaks, result: CheckResult) -> Told:
+def _leaks(found: results.Leaks, result: CheckResult) -> Told:
     from pytest_torchmem.diagnosis.diagnose import FEWEST, Diagnosis
 
     steps, where = found.growth, where_of(result.key)
@@ -585,7 +574,7 @@ def _leaks(found: Leaks, result: CheckResult) -> Told:
     why = f"{found.holder} holds it, " if found.holder else ""
     why = f"{why}growth={found.allowed} allows no more"
     headline = f"{number} alive after a step and not before it, {where}: {why}"
-    stays = Section("What stays after a step", growth.rows_of(diagnosis.difference.rows))
+    stays = growth.Section("What stays after a step", growth.rows_of(diagnosis.difference.rows))
     return Told(
         layout.wrapped(headline, first=True),
         more=[layout.wrapped(place)],
@@ -653,14 +642,14 @@ def _input(names: Sequence[str], before: str, now: str) -> str:
 
 
 _TEXTS: Mapping[type[Finding] | Outcome, Callable[[Any, CheckResult], Told]] = {
-    AboveCap: _above_cap,
-    Changed: _changed,
-    DoesNotFit: _does_not_fit,
-    EstimateOff: _estimate_off,
-    GrowsFaster: _grows_faster,
-    Missing: _missing,
-    OverBudget: _over_budget,
-    Leaks: _leaks,
+    results.AboveCap: _above_cap,
+    results.Changed: _changed,
+    results.DoesNotFit: _does_not_fit,
+    results.EstimateOff: _estimate_off,
+    results.GrowsFaster: _grows_faster,
+    results.Missing: _missing,
+    results.OverBudget: _over_budget,
+    results.Leaks: _leaks,
     Outcome.NOT_CHECKED: _nothing_allocated,
     Outcome.UNKNOWN_WORKSPACE: _unknown_workspace,
 }

@@ -7,9 +7,7 @@ from itertools import chain
 from pytest_torchmem.diagnosis import causes
 from pytest_torchmem.diagnosis.causes import MADE, Cause, Evidence, cause, is_kept, rule, within
 from pytest_torchmem.diagnosis.difference import OF_BACKWARD, Row
-from pytest_torchmem.diagnosis.rules import setup
-from pytest_torchmem.diagnosis.rules.layers import new_modules
-from pytest_torchmem.diagnosis.rules.lifetimes import is_resized, new_gradient
+from pytest_torchmem.diagnosis.rules import layers, lifetimes, setup
 from pytest_torchmem.diagnosis.rules.operators import short_names
 from pytest_torchmem.profile.facts import NO_BACKWARD, Calls, Topic
 from pytest_torchmem.profile.module_paths import prefixes, unfold
@@ -145,7 +143,7 @@ def _gradients_in(evidence: Evidence, module: str) -> list[Group]:
 def _only_new_are_trained(evidence: Evidence, module: str) -> bool:
     """Tell whether all that has gradients in a module is in new modules, such as adapters."""
     trained = [group.what.module for group in _gradients_in(evidence, module)]
-    new = [pattern for pattern, _ in new_modules(evidence)]
+    new = [pattern for pattern, _ in layers.new_modules(evidence)]
     return bool(trained) and all(any(within(one, path) for one in new) for path in trained)
 
 
@@ -184,7 +182,7 @@ def newly_recorded(evidence: Evidence) -> Cause | None:
         own = (one for one in evidence.alive.groups if one.what.source in lost)
         rows, origin = _another_forward(evidence, own)
     has_others = evidence.about(Topic.FROZEN) or evidence.about(Topic.TIED) or is_given
-    why = "" if has_others or new_gradient(evidence) else _GONE
+    why = "" if has_others or lifetimes.new_gradient(evidence) else _GONE
     trained = [evidence.short(one.name) for one in evidence.about(Topic.SIZES) if not one.before]
     if trained:
         are = "are new parameters" if trained[1:] else "is a new parameter"
@@ -199,7 +197,7 @@ def _is_said(evidence: Evidence) -> bool:
     """Tell whether it is known already why autograd records more."""
     # A checkpoint may have run its forward under no_grad.
     rules = (no_longer_frozen, runs_with_gradients, mode_of_some_calls, setup.checkpointing_lost)
-    return any(find(evidence) for find in rules) or any(new_modules(evidence))
+    return any(find(evidence) for find in rules) or any(layers.new_modules(evidence))
 
 
 def _rows_of(evidence: Evidence, operators: Collection[str]) -> list[Row]:
@@ -228,7 +226,9 @@ def backward_comes_to_more(evidence: Evidence) -> Cause | None:
         if one.rose and name not in counts
     }
     rows = _rows_of(evidence, more)
-    made = [row for row in rows if row.what.source in more and not is_resized(evidence, row)]
+    made = [
+        row for row in rows if row.what.source in more and not lifetimes.is_resized(evidence, row)
+    ]
     if not made or len(more) < 2:
         return None  # one may be given what it broadcasts, and sums up in its backward
     first = causes.shown_by(made)
@@ -240,5 +240,5 @@ def backward_comes_to_more(evidence: Evidence) -> Cause | None:
     roots = set[str]().union(*places).intersection(*places)
     if len(roots) == 1 < len({*chain(*places)}):  # the one that calls all of them
         operators = f"more of {roots.pop()}, to {operators}"
-    why = "" if new_gradient(evidence) else ": a detach is gone"
+    why = "" if lifetimes.new_gradient(evidence) else ": a detach is gone"
     return cause("reached anew", rows, first, operators=operators, why=why)
