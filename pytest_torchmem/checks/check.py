@@ -334,7 +334,6 @@ def _failing(findings: list[Finding]) -> bool:
     return any(finding.fails for finding in findings)
 
 
-_ATTENTION = "attention"
 _KEPT = (
     *("held", "held between", "earlier steps", "gradients kept"),
     *("left", "lives longer", "graph kept", "backwards", "gradients recorded"),
@@ -400,7 +399,7 @@ class DeviceCheck:
         on_host = found.difference.moment == HOST
         new, at = _new_at(profile, found)
         whats = _may_be_held(new, found) if kept else {}
-        attends = _ATTENTION in rules
+        attends = "attention" in rules
         places = {
             place: {index for index, what in new.items() if what in own}
             for place, own in found.places.items()

@@ -203,7 +203,6 @@ def _paths(layers: Iterable[str]) -> list[str]:
 
 
 def _tree(path: str, layers: _Tree) -> _Tree:
-    """Return a module and those in it."""
     return {name.removeprefix(path): own for name, own in layers.items() if _is_in(name, path)}
 
 

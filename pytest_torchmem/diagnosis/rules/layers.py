@@ -231,11 +231,9 @@ def new_modules(evidence: Evidence) -> Iterator[tuple[str, str]]:
         yield (name, added) if is_there else (around, number)
 
 
-_NOTHING = "Identity"
 _KEEPS_SHAPE = re.compile("Norm|Drop|LU|Tanh|Sigmoid|Mish")
 """Layers of torch that make as much as they are given."""
 _PASSING = (Role.ACTIVATION, Role.GRADIENT_TEMPORARY)
-_OF_MODULES = (Role.PARAMETER, Role.BUFFER)
 
 
 @rule("layer", "{module} {are} {now}, and {were} {before}", sure=True)
@@ -277,7 +275,6 @@ def _put_between(evidence: Evidence) -> dict[str, Counter[str]]:
 
 
 def _counted(layers: Iterable[Layer]) -> Counter[str]:
-    """Return how many layers there are of each class."""
     found = Counter[str]()
     for one in layers:
         found[one.name] += prod(map(len, read_numbers(one.numbers)))
@@ -350,7 +347,7 @@ def _of_change(
         is_wider or (change.is_of_torch and _is_before(evidence, pattern, numbers, larger))
     ):
         own = [*evidence.came()]  # what is computed of its output is larger, too
-    if not own and change.layer.name == _NOTHING and _KEEPS_SHAPE.search(change.was.name):
+    if not own and change.layer.name == "Identity" and _KEEPS_SHAPE.search(change.was.name):
         return None  # what is given to others is as large without it
     rows = own or [row for row in evidence.came() if row.is_resized]
     if not change.now:
@@ -439,7 +436,7 @@ def new_module(evidence: Evidence) -> Cause | None:
         instead = "" if numbers else _in_the_place_of(evidence, pattern)
         saves = total(saved) > total(rows)
         own = (one.what for one in evidence.alive.groups if within(pattern, one.what.module))
-        has_own = any(one.role in _OF_MODULES for one in own)
+        has_own = any(one.role in (Role.PARAMETER, Role.BUFFER) for one in own)
         if not (saves or "." in pattern or has_own):
             continue  # a function, such as a loss, may have become one: what it calls says more
         if saves:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from pytest_torchmem.diagnosis import causes
 from pytest_torchmem.diagnosis.causes import Cause, Evidence, cause, is_kept, rule, shown_by
-from pytest_torchmem.diagnosis.difference import Row
+from pytest_torchmem.diagnosis.difference import OF_BACKWARD, Row
 from pytest_torchmem.diagnosis.provenance import STANDING
 from pytest_torchmem.figures import END, HOST, PEAK, RETAINED
 from pytest_torchmem.profile.facts import Calls, Topic
@@ -15,8 +15,6 @@ from pytest_torchmem.snapshots.alive import What
 _FORWARD = ("forward_peak", "retained")
 _OF_GRAPHS = (Role.EARLIER, Role.HELD, Role.SAVED)
 _OF_MODELS = (Role.PARAMETER, Role.BUFFER, Role.GRADIENT, Role.GRADIENT_TEMPORARY)
-_OF_GRADIENTS = (Role.GRADIENT, Role.GRADIENT_TEMPORARY, Role.WORKSPACE)
-"""What a backward through the graph of another makes of gradients that have one."""
 
 
 @rule("backwards", "{now}, and was {before}: graphs add up until it runs", sure=True)
@@ -42,7 +40,7 @@ def graph_kept(evidence: Evidence) -> Cause | None:
         calls, were = _calls(now, option), _calls(before, option)
         if not before or calls <= were:
             continue
-        of_gradients = _OF_GRADIENTS if option == "create_graph" else ()
+        of_gradients = OF_BACKWARD if option == "create_graph" else ()
         rows = [*evidence.came(*_OF_GRAPHS, *of_gradients)]
         line = next(iter(now[option].lines), "some line")
         holder = "" if of_gradients else _holder(evidence, rows).replace(causes.GRAPH, "")

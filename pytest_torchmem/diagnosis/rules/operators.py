@@ -27,7 +27,6 @@ _KERNELS = {
 _MASK = 3
 """The place of their mask, after queries, keys and values (native_functions.yaml)."""
 _ORDER = ("flash", "cuDNN", "memory-efficient")
-_OF_TYPE = ": the dtype is "
 _SOFTMAX = ("aten::_safe_softmax", "aten::_softmax")
 
 
@@ -51,7 +50,7 @@ def attention_fell(evidence: Evidence) -> Cause | None:
         if source == "aten::_softmax":  # math is ``_safe_softmax``; attention.cpp
             now = "eager, a softmax of its own"
         reason = _reason(evidence, row.what.line)
-        begun = _begin_of_type(evidence, source) if reason.startswith(_OF_TYPE) else None
+        begun = _begin_of_type(evidence, source) if reason.startswith(": the dtype is ") else None
         reason += f", beginning with {begun.operator}" if begun is not None else ""
         return cause("attention", at_line, row, begun, before=before, now=now, reason=reason)
     return _by_calls(evidence, before)

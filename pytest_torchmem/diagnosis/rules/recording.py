@@ -182,7 +182,8 @@ def newly_recorded(evidence: Evidence) -> Cause | None:
         own = (one for one in evidence.alive.groups if one.what.source in lost)
         rows, origin = _another_forward(evidence, own)
     has_others = evidence.about(Topic.FROZEN) or evidence.about(Topic.TIED) or is_given
-    why = "" if has_others or lifetimes.new_gradient(evidence) else _GONE
+    is_gone = not has_others and not lifetimes.new_gradient(evidence)
+    why = ": a no_grad or a detach is gone" if is_gone else ""
     trained = [evidence.short(one.name) for one in evidence.about(Topic.SIZES) if not one.before]
     if trained:
         are = "are new parameters" if trained[1:] else "is a new parameter"
@@ -209,9 +210,6 @@ def _rows_of(evidence: Evidence, operators: Collection[str]) -> list[Row]:
         if (row.what.role in MADE and row.what.source in operators)
         or (row.what.role in OF_BACKWARD and row.place in places)
     ]
-
-
-_GONE = ": a no_grad or a detach is gone"
 
 
 @rule("reached anew", "the backward comes to {operators}{why}", sure=True)
