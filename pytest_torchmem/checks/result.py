@@ -16,7 +16,7 @@ from pytest_torchmem.checks.request import Bound, Budget, Limit
 from pytest_torchmem.figures import ALLOCATOR_PEAKS, HOST, PEAK, RESERVED
 from pytest_torchmem.printable import counted
 from pytest_torchmem.profile.facts import IN_MODE, Calls, Topic
-from pytest_torchmem.profile.timeline import Role
+from pytest_torchmem.profile.timeline import Allocation, Role
 from pytest_torchmem.snapshots.alive import alive_of
 from pytest_torchmem.snapshots.compare import Change, Comparison, compare
 from pytest_torchmem.snapshots.format import Entry, Key
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from pytest_torchmem.diagnosis.diagnose import Diagnosis, StepGrowth
     from pytest_torchmem.fake_cuda.memory import OutOfMemoryError
     from pytest_torchmem.profile.profile import MemoryProfile
-    from pytest_torchmem.profile.timeline import Allocation
 
 
 _MOST_CALLS = 10_000

@@ -1,23 +1,18 @@
 """The table of ``torchmem cudnn``: what cuDNN takes for each layer of a step, on several GPUs."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import os
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pytest_torchmem.cudnn.questions import PREFIX, VARIABLE, find_installed, version_text
 from pytest_torchmem.errors import UnknownValueError, UsageError
 from pytest_torchmem.reports.layout import table
+from pytest_torchmem.targets.gpus import LibraryAnswer, WorkspaceKey
 from pytest_torchmem.units import format_size
-
-if TYPE_CHECKING:
-    from pytest_torchmem.targets.gpus import LibraryAnswer, WorkspaceKey
-
 
 _ITEM_SIZES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 _REST = 512

@@ -1,7 +1,5 @@
 """How messages are laid out: their width, their tables, and colours where a terminal shows some."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -9,16 +7,13 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 from pytest_torchmem.figures import label
 from pytest_torchmem.printable import printable
+from pytest_torchmem.profile.timeline import Allocation
 from pytest_torchmem.snapshots.compare import Change, Verdict
 from pytest_torchmem.units import format_size, format_step
-
-if TYPE_CHECKING:
-    from pytest_torchmem.profile.timeline import Allocation
-
 
 MARGIN: ContextVar[int] = ContextVar("margin", default=8)
 """Columns that pytest puts before a message: "E", and the indentation of the line that raised."""

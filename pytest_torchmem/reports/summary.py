@@ -3,8 +3,6 @@
 Properties are what JUnit files show, and what xdist carries along.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_torchmem.checks import result as results
 from pytest_torchmem.checks.request import word_of
-from pytest_torchmem.checks.result import Finding, Outcome, PeakContents
+from pytest_torchmem.checks.result import CheckResult, Finding, Outcome, PeakContents, TraceResult
 from pytest_torchmem.figures import MEASURED, PEAK, PHASE_PEAKS, label, phase_of, title
 from pytest_torchmem.printable import first_of, listed, printable, printable_lines
 from pytest_torchmem.profile.timeline import Role
@@ -19,7 +19,6 @@ from pytest_torchmem.snapshots.compare import Change, Comparison, Verdict, main_
 from pytest_torchmem.units import format_change, format_percent, format_size
 
 if TYPE_CHECKING:
-    from pytest_torchmem.checks.result import CheckResult, TraceResult
     from pytest_torchmem.diagnosis.diagnose import Diagnosis
     from pytest_torchmem.reports.summary import Check
     from pytest_torchmem.snapshots.format import Key
