@@ -123,12 +123,11 @@ def contents(
             _, within, container = holder.partition(" in the ")
             holder = f"the {container}" if within else ""
     nbytes = figures.get(figure, figures[PEAK])
-    less, since = _less(profile, figure, nbytes - limit.nbytes), None
-    if before is not None:
-        since = compare(before, now, [BUILT_IN])
+    excess = nbytes - limit.nbytes
+    less = _less(profile, figure, excess)
+    since = compare(before, now, [BUILT_IN]) if before is not None else None
     is_graph = holder.startswith(GRAPH) or (row is not None and row.what.role == Role.SAVED)
     called = _called(now, is_graph=is_graph)
-    excess = nbytes - limit.nbytes
     return PeakContents(figure, nbytes, excess, found, holder, called, less, since)
 
 

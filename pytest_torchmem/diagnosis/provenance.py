@@ -45,11 +45,6 @@ class Provenance:
         """Yield the indices of what a call made."""
         return (event - 1 for event in self._events[call.start : call.stop] if event > 0)
 
-    def _tensors(self, calls: Iterable[OperatorCall]) -> Iterator[Allocation]:
-        """Yield the tensors that calls made."""
-        made = (self._allocations[index] for call in calls for index in self._indices(call))
-        return (one for one in made if one.dtype)
-
     def allocation(self, index: int) -> Allocation:
         """Return an allocation by its index."""
         return self._allocations[index]
@@ -166,7 +161,9 @@ class Provenance:
         """Return the largest tensor that an operator made, in the forward if it ran there."""
         own = [call for call in self._calls if call.origin.operator == operator]
         forward = [call for call in own if call.origin.phase is Phase.FORWARD]
-        return max(self._tensors(forward or own), key=lambda one: one.nbytes, default=None)
+        indices = (index for call in forward or own for index in self._indices(call))
+        tensors = (one for one in map(self.allocation, indices) if one.dtype)
+        return max(tensors, key=lambda one: one.nbytes, default=None)
 
     def given_as(self, place: int, operators: Collection[str]) -> Iterator[int]:
         """Yield what operators read in one place of their arguments, outside of the backward."""

@@ -160,9 +160,7 @@ def _change(result: CheckResult) -> str:
             return "none"
         step = format_change(change.before, change.now)
         return f"{label(change.figure).removesuffix(' peak')} {step}"
-    if result.limits:
-        return _share(result)
-    return ""
+    return _share(result) if result.limits else ""
 
 
 def _share(result: CheckResult) -> str:

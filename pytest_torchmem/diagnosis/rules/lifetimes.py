@@ -348,9 +348,8 @@ def saved_by_a_function(evidence: Evidence) -> Cause | None:
     if not rows or evidence.has_other_inputs:
         return None
     first = shown_by(rows)
-    assert first.now is not None
-    function, line = savers[first.now]
-    same = [row for row in rows if row.now is not None and savers[row.now][1] == line]
+    function, line = savers[first.what]
+    same = [row for row in rows if savers[row.what][1] == line]
     place = Origin(Phase.FORWARD, first.what.module, f"{function}.save_for_backward", line)
     made = " and ".join(dict.fromkeys(row.what.source for row in same))
     words = {"function": function, "tensors": first.what.tensor, "made": made}

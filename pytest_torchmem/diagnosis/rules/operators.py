@@ -352,8 +352,7 @@ def _new_before(evidence: Evidence, row: Row) -> Allocation | None:
 
 
 def _given(evidence: Evidence, one: Allocation, row: Row) -> str:
-    counted = evidence.counted(one.origin.operator)
-    assert counted is not None
+    counted = evidence.counts()[one.origin.operator]
     called = f"is called {causes.times(counted.now)}, and was {causes.times(counted.before)}"
     news = called if counted.before else "is new"
     is_given = any(read is one for read in evidence.ran.read(evidence.first(row)))
