@@ -9,10 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pytest_torchmem import checks
+from pytest_torchmem import checks, figures, units
 from pytest_torchmem.checks import MARKER, UPDATE_MODES
 from pytest_torchmem.errors import UsageError, meant
-from pytest_torchmem.figures import ALLOCATOR_PEAKS, SELECTORS
 from pytest_torchmem.snapshots.location import relative
 from pytest_torchmem.snapshots.tolerance import (
     BUILT_IN,
@@ -25,7 +24,6 @@ from pytest_torchmem.snapshots.tolerance import (
 )
 from pytest_torchmem.targets.gpus import MOST_GPUS, Gpu, WorkspaceKey, WorkspaceSize, find_gpu
 from pytest_torchmem.targets.world import World, check_ranks, check_world_size
-from pytest_torchmem.units import parse_size
 
 if TYPE_CHECKING:
     from pytest_torchmem.graphs.scaling import Scaling
@@ -201,14 +199,14 @@ class Budget:
     @property
     def of_cuda(self) -> tuple[str, ...]:
         """What of it can be checked on cuda alone, as it is written."""
-        peaks = (limit for limit in self.limits if limit.figure in ALLOCATOR_PEAKS)
+        peaks = (limit for limit in self.limits if limit.figure in figures.ALLOCATOR_PEAKS)
         limits = (f"{peak.figure.removesuffix('_peak')}={peak.text!r}" for peak in peaks)
         return (*((f"gpu={self.gpu!r}",) if self.gpu else ()), *limits)
 
     @property
     def of_any_device(self) -> bool:
         """Whether something of it can be checked on the CPU too."""
-        limits = [limit for limit in self.limits if limit.figure not in ALLOCATOR_PEAKS]
+        limits = [limit for limit in self.limits if limit.figure not in figures.ALLOCATOR_PEAKS]
         return bool(limits or self.tolerance or self.bounds or self.growth)
 
 
@@ -393,7 +391,7 @@ def read_budget(levels: Iterable[Iterable[tuple[tuple[Any, ...], Mapping[str, An
     for arguments in reversed(written):
         given.update({name: value for name, value in arguments.items() if value is not None})
     limits = tuple(
-        Limit(SELECTORS[name], _size(name, given[name]), str(given[name]))
+        Limit(figures.SELECTORS[name], _size(name, given[name]), str(given[name]))
         for name in checks.LIMITS
         if name in given
     )
@@ -474,6 +472,6 @@ def _name(value: object, source: str) -> str:
 
 def _size(name: str, value: Any) -> int:
     try:
-        return parse_size(value)
+        return units.parse_size(value)
     except UsageError as error:
         raise UsageError(f"{MARKER}({name}=): {error}") from None

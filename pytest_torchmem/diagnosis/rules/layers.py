@@ -7,9 +7,8 @@ from dataclasses import replace
 from math import inf, prod
 from typing import Any, NamedTuple
 
-from pytest_torchmem.diagnosis import causes
+from pytest_torchmem.diagnosis import causes, difference
 from pytest_torchmem.diagnosis.causes import Cause, Evidence, cause, rule, shown_by, total, within
-from pytest_torchmem.diagnosis.difference import Row
 from pytest_torchmem.printable import first_of, listed
 from pytest_torchmem.profile import facts, module_paths
 from pytest_torchmem.profile.facts import Layer, Sized, Topic, is_width
@@ -362,7 +361,7 @@ def _of_change(
     return found and causes.placed_in(pattern, found)
 
 
-def _is_about(row: Row, pattern: str, numbers: str) -> bool:
+def _is_about(row: difference.Row, pattern: str, numbers: str) -> bool:
     """Tell whether a row is about a module of these numbers, or about none of the pattern."""
     return not within(pattern, row.what.module) or module_paths.have_common(row.numbers, numbers)
 
@@ -597,7 +596,7 @@ def _index_of(evidence: Evidence, module: str, given: Sized) -> int:
     return -1
 
 
-def _is_in(row: Row, pattern: str, numbers: str) -> bool:
+def _is_in(row: difference.Row, pattern: str, numbers: str) -> bool:
     """Tell whether a row is about modules of these numbers alone, or in them."""
     if not within(pattern, row.what.module):
         return False
