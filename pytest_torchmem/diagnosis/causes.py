@@ -8,7 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from pytest_torchmem.diagnosis.difference import MomentDifference, Row, moved_lines
 from pytest_torchmem.diagnosis.provenance import NOTHING_RAN, Provenance
@@ -20,6 +20,7 @@ from pytest_torchmem.profile.timeline import Allocation, Kind, Origin, Role
 from pytest_torchmem.snapshots.alive import Alive, Group, What
 from pytest_torchmem.snapshots.format import Entry
 
+T = TypeVar("T")
 _LAST = 2
 """The rank of causes that are told where nothing else is."""
 WEIGHTY = 0.1
@@ -196,9 +197,8 @@ class Evidence:
 
     def counted(self, operator: str) -> Counted | None:
         """Return how often an operator was called; ``None`` where the snapshot does not say."""
-        sides = self.then(Topic.OPERATORS), self.present(Topic.OPERATORS)
-        called = (side.get(operator, Counts()).called for side in sides)
-        return Counted(*called) if sides[0] else None
+        before, now = self.sides(Topic.OPERATORS, operator, Counts())
+        return Counted(before.called, now.called) if self.then(Topic.OPERATORS) else None
 
     def rose(self, operator: str) -> bool:
         """Tell whether it is known that an operator is called more often."""
@@ -217,14 +217,13 @@ class Evidence:
 
     def made_at_most(self, row: Row) -> int:
         """Return the most bytes that a row's operator made at once, if it makes more now; or 0."""
-        now: Counts = self.present(Topic.OPERATORS).get(row.what.source, Counts())
-        before = self.most_of(row.what.source)
-        return before if before < row.what.nbytes <= now.largest and row.what.dtype else 0
+        before, now = self.sides(Topic.OPERATORS, row.what.source, Counts())
+        is_more = before.largest < row.what.nbytes <= now.largest
+        return before.largest if is_more and row.what.dtype else 0
 
     def most_of(self, operator: str) -> int:
         """Return the most bytes that an operator made at once in the snapshot, 0 if unknown."""
-        counts: Counts = self.then(Topic.OPERATORS).get(operator, Counts())
-        return counts.largest
+        return self.sides(Topic.OPERATORS, operator, Counts())[0].largest
 
     def counts(self, which: str = "called") -> dict[str, Counted]:
         """Return the operators whose count ``which`` changed; nothing where it is not known."""
@@ -316,6 +315,10 @@ class Evidence:
     def present(self, topic: str) -> Mapping[str, Any]:
         """Return the present facts of a topic."""
         return self.now.facts.get(topic, {})
+
+    def sides(self, topic: str, name: str, absent: T) -> tuple[T, T]:
+        """Return a fact of a topic then and now, ``absent`` where it is none."""
+        return self.then(topic).get(name, absent), self.present(topic).get(name, absent)
 
     @property
     def has_other_inputs(self) -> bool:

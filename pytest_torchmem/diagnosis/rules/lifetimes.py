@@ -1,6 +1,6 @@
 """Causes in how long tensors live: what is still there that was not."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from pytest_torchmem.diagnosis import causes
 from pytest_torchmem.diagnosis.causes import Cause, Evidence, cause, is_kept, rule, shown_by
@@ -35,19 +35,19 @@ def fewer_backwards(evidence: Evidence) -> Cause | None:
 @rule("graph kept", "a backward with {option}=True at {line} {news} its graph{holder}", sure=True)
 def graph_kept(evidence: Evidence) -> Cause | None:
     """A backward is asked to leave its graph what it has saved, or to make another graph."""
-    before, now = evidence.then(Topic.BACKWARD), evidence.present(Topic.BACKWARD)
     for option in ("create_graph", "retain_graph"):
-        calls, were = _calls(now, option), _calls(before, option)
-        if not before or calls <= were:
+        were, calls = evidence.sides(Topic.BACKWARD, option, Calls())
+        if not evidence.then(Topic.BACKWARD) or calls.number <= were.number:
             continue
         of_gradients = OF_BACKWARD if option == "create_graph" else ()
         rows = [*evidence.came(*_OF_GRAPHS, *of_gradients)]
-        line = next(iter(now[option].lines), "some line")
+        line = next(iter(calls.lines), "some line")
         holder = "" if of_gradients else _holder(evidence, rows).replace(causes.GRAPH, "")
-        known = before.get(option, Calls()).lines
-        at = f" at {' and '.join(known)}" if evidence.new_lines([line], known) else ""
-        ran = f"runs {causes.times(calls)}, and ran {causes.times(were)}{at}: it keeps"
-        news = ran if were else "is new, and keeps"
+        at = f" at {' and '.join(were.lines)}" if evidence.new_lines([line], were.lines) else ""
+        ran = (
+            f"runs {causes.times(calls.number)}, and ran {causes.times(were.number)}{at}: it keeps"
+        )
+        news = ran if were.number else "is new, and keeps"
         return cause("graph kept", rows, option=option, line=line, news=news, holder=holder)
     return None
 
@@ -55,30 +55,25 @@ def graph_kept(evidence: Evidence) -> Cause | None:
 @rule("per sample", "gradients are taken of {samples}", sure=True)
 def gradients_of_each_sample(evidence: Evidence) -> Cause | None:
     """``torch.func.grad`` runs within ``torch.vmap``, for a ``chunk_size`` of samples at once."""
-    before, now = evidence.then(Topic.BACKWARD), evidence.present(Topic.BACKWARD)
-    calls, were = _calls(now, "vmap"), _calls(before, "vmap")
-    if not before or not calls or calls == were:
+    before, now = evidence.sides(Topic.BACKWARD, "vmap", Calls())
+    calls, were = now.number, before.number
+    if not evidence.then(Topic.BACKWARD) or not calls or calls == were:
         return None
     more = f"more samples at once, {causes.times(calls)} instead of {causes.times(were)}"
     samples = more if calls < were else "each sample"
-    place = Origin(Phase.FORWARD, "", "torch.vmap", *now["vmap"].lines[:1] or ("",))
+    place = Origin(Phase.FORWARD, "", "torch.vmap", next(iter(now.lines), ""))
     return cause("per sample", evidence.came(), None, place, samples=samples)
 
 
 def _backwards(evidence: Evidence) -> causes.Counted:
     """Return how often a backward ran, then and now."""
-    return causes.Counted(
-        *(_calls(of(Topic.BACKWARD), "calls") for of in (evidence.then, evidence.present))
-    )
+    before, now = evidence.sides(Topic.BACKWARD, "calls", Calls())
+    return causes.Counted(before.number, now.number)
 
 
 def _runs_more_backwards(evidence: Evidence) -> bool:
     backwards = _backwards(evidence)
     return backwards.before > 0 and backwards.rose
-
-
-def _calls(facts: Mapping[str, Calls], name: str) -> int:
-    return facts.get(name, Calls()).number
 
 
 @rule("gradients kept", "gradients of an earlier backward are alive in the {phase}: {why}")

@@ -212,8 +212,7 @@ def _is_worth(evidence: Evidence, name: str) -> bool:
     """Tell whether an operator that is called less often made what others may make now: numbers,
     and no more than it makes still but for a few calls.
     """
-    sides = (of(Topic.OPERATORS).get(name, Counts()) for of in (evidence.then, evidence.present))
-    was, now = sides
+    was, now = evidence.sides(Topic.OPERATORS, name, Counts())
     is_still = was.largest == now.largest and _ABOUT**2 * (was.called - now.called) < was.called
     return was.largest > 0 and not is_still and not name.startswith(_DECIDE)
 

@@ -188,15 +188,14 @@ fact_rule(
 @rule("compiled", "torch.compile {change}{at}", sure=True)
 def compiled_otherwise(evidence: Evidence) -> Cause | None:
     """More graphs save more between them, and what is not compiled saves what operators save."""
-    sides = evidence.then(Topic.COMPILED), evidence.present(Topic.COMPILED)
-    before, now = (side.get("graphs", Calls()) for side in sides)
+    before, now = evidence.sides(Topic.COMPILED, "graphs", Calls())
     if now.number == before.number or 0 < now.number < before.number:
         return None
     at = "".join(f" at {line}" for line in (now if now.number else before).lines)
     change = "compiles nothing more" if before.number else "is new"
     if before.number and now.number:
-        known, breaks = (side.get("breaks", Calls()).lines for side in sides)
-        new = evidence.new_lines(breaks, known)
+        known, breaks = evidence.sides(Topic.COMPILED, "breaks", Calls())
+        new = evidence.new_lines(breaks.lines, known.lines)
         change = f"makes {now.number} graphs, and made {before.number}"
         at = f": a graph breaks at {causes.some(new)}" if new else at
     return cause("compiled", evidence.came(), at=at, change=change)
@@ -509,14 +508,13 @@ def calls_in_eval_mode(evidence: Evidence) -> Iterator[tuple[str, str, str]]:
     """Yield outermost modules that are in eval mode in more of as many calls: in how many now, and
     in how many before.
     """
-    sides = evidence.then(Topic.CALLS), evidence.present(Topic.CALLS)
-    for module, calls in sides[1].items():
-        name = facts.IN_MODE.format("eval", module)
-        before, now = (side.get(name, Calls()).number for side in sides)
-        in_eval = any(one.name == "eval" for one in evidence.present(Topic.MODES).get(module, ()))
-        now = now or (calls.number if in_eval else 0)
-        if 0 < before < now and calls.number == sides[0].get(module, Calls()).number:
-            yield module, f"{now} of {calls.number}", str(before)
+    for module in evidence.present(Topic.CALLS):
+        known, calls = evidence.sides(Topic.CALLS, module, Calls())
+        were, are = evidence.sides(Topic.CALLS, facts.IN_MODE.format("eval", module), Calls())
+        in_all = _is_in("eval", evidence.present(Topic.MODES).get(module, ()))
+        now = are.number or (calls.number if in_all else 0)
+        if 0 < were.number < now and calls.number == known.number:
+            yield module, f"{now} of {calls.number}", str(were.number)
 
 
 @rule("tied", "{parameter} is no longer tied to {other}", sure=True)
