@@ -306,7 +306,9 @@ class Evidence:
                 for one in self.difference.rows
                 if one.now is None and one.count_before >= row.count_now and one.what[:2] == now[:2]
             )
-        return next((was for was in known if _is_narrower(was, now)), None)
+        smaller = (was for was in known if was.shape == now.shape and was.nbytes < now.nbytes)
+        others = (was for was in smaller if was.dtype and now.dtype and was.dtype != now.dtype)
+        return next(others, None)
 
     def then(self, topic: str) -> Mapping[str, Any]:
         """Return the facts of a topic in the snapshot."""
@@ -328,11 +330,6 @@ class Evidence:
     def about(self, topic: str) -> list[FactChange]:
         """Return the changed facts of a topic."""
         return [change for change in self.facts if change.topic == topic]
-
-
-def _is_narrower(was: What, now: What) -> bool:
-    is_another = was.dtype != now.dtype and "" not in (was.dtype, now.dtype)
-    return is_another and was.shape == now.shape and was.nbytes < now.nbytes
 
 
 Finder = Callable[[Evidence], Cause | None]

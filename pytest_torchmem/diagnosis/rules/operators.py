@@ -150,7 +150,11 @@ def other_operators(evidence: Evidence) -> Cause | None:
     """The forward calls operators that it did not call, or calls them more often."""
     counts = evidence.counts()
     more = evidence.more_called
-    rows = [row for row in _rows_of(evidence, more) if not _is_only_larger(row)]
+    rows = [  # but for what was made before and is larger, which calls do not explain
+        row
+        for row in _rows_of(evidence, more)
+        if not (row.is_resized and row.before and row.before[1:4] == row.what[1:4])
+    ]
     if not rows:
         return None
     first = causes.shown_by(rows)
@@ -403,12 +407,6 @@ def _larger_than_any(evidence: Evidence) -> Cause | None:
     most = f" (at most {format_size(evidence.made_at_most(first))} before)"
     words = {"operator": first.what.source, "now": first.what.tensor, "before": most}
     return cause("larger", rows, first, of=of, given="", **words)
-
-
-def _is_only_larger(row: Row) -> bool:
-    """Tell whether what an operator made before is larger now, which its calls do not explain."""
-    was, now = row.before, row.now
-    return was is not None and now is not None and was[1:4] == now[1:4] and row.is_resized
 
 
 def _rows_of(evidence: Evidence, more: Mapping[str, Counted]) -> list[Row]:

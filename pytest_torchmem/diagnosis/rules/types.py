@@ -289,9 +289,8 @@ def kept_twice(evidence: Evidence) -> Cause | None:
         source, counted = row.what.source, evidence.counted(row.what.source)
         if source.partition(".")[0] not in _COPIES or row.before is not None:
             continue
-        others = (one for one in evidence.difference.rows if one.what.source == source)
-        is_another = any(one.now is None for one in others)
-        if counted is not None and counted.now <= counted.before and not is_another:
+        gone = (one.what.source for one in evidence.difference.rows if one.now is None)
+        if counted is not None and counted.now <= counted.before and source not in gone:
             continue  # it copied before, too: the copy lives longer
         of_its_kind = (one for one in evidence.difference.rows if one.what[3:5] == row.what[3:5])
         if any(one.change == -row.change for one in of_its_kind):
