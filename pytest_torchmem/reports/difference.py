@@ -207,8 +207,7 @@ def _table(members: Sequence[Difference], base: str, head: str) -> list[str]:
             f"| test | device | figure | {plain(base)} | {plain(head)} | change | |",
             "|---|---|---|---:|---:|---:|---|",
         ]
-    for difference in members[:_MOST]:
-        lines.append(_row(difference, single=single))
+    lines += (_row(difference, single=single) for difference in members[:_MOST])
     if len(members) > _MOST:
         lines.append(f"| … and {len(members) - _MOST} more |" + " |" * (4 if single else 6))
     return lines
@@ -297,8 +296,6 @@ def fenced(text: str, language: str = "") -> str:
 def code(text: str) -> str:
     """Return ``text`` as code on one line, also where it holds backticks itself."""
     text = printable(text)
-    fence = "`"
-    while fence in text:
-        fence += "`"
+    fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
     padding = " " if text.startswith("`") or text.endswith("`") else ""
     return f"{fence}{padding}{text}{padding}{fence}"
