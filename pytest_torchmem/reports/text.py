@@ -34,6 +34,8 @@ _LINES_OF_CODE = range(9, 1, -1)
 _LINES_OF_CODE_BY_GIT = 9, 7, 5, 3
 _LINES_OF_ORIGINS = 19
 """Of what leads to the largest, with the code that changed last and what would help."""
+_MOST_FIGURES = 2
+"""Those that are told where there is little room."""
 _WORTH_A_FIGURE = 10_000
 """The part of the largest change that a figure has to have, unless every one is told."""
 _WORTH_A_SENTENCE = 4
@@ -151,7 +153,7 @@ def _text(told: Sequence[Told], advice: Iterable[str], most: int, *, verbose: bo
     left = most - _lines([*heads, *sections, *advice])
     if rows.rows and left - _lines(figures) < _FEWEST_LINES:
         of = f" of {told[0].where}" if told[1:] else ""  # the headlines have those of others
-        figures = _figures(told[:1], every=False, of=of)
+        figures = _figures(told[:1], every=False, of=of, most=_MOST_FIGURES)
     # A row says more than further causes and than where others are, and code more than its place.
     gap = 1
     for gaps, own, others, codes in _SHORTER:
@@ -232,8 +234,12 @@ def _worst_first(failures: Sequence[Check]) -> list[Check]:
     return sorted(failures, key=lambda check: -grown(check))
 
 
-def _figures(told: Sequence[Told], *, every: bool, of: str = "") -> list[str]:
-    """Return the figures beyond their tolerance in one table, and the tolerance once."""
+def _figures(
+    told: Sequence[Told], *, every: bool, of: str = "", most: int | None = None
+) -> list[str]:
+    """Return the figures beyond their tolerance in one table, and the tolerance once; of each at
+    ``most`` so many, which changed most.
+    """
     tables: dict[str, Sequence[Change]] = {}
     rules: dict[str, dict[str, None]] = {}
     for one in told:
@@ -242,6 +248,8 @@ def _figures(told: Sequence[Told], *, every: bool, of: str = "") -> list[str]:
         # The overall peak is most often that of a phase which is there too.
         changes = [c for c in one.changes if c.figure != PEAK or (c.before, c.now) not in phases]
         changes = [c for c in changes if _growth_of(c) >= least]
+        largest = sorted(changes, key=_growth_of, reverse=True)[:most]
+        changes = [c for c in changes if c in largest]
         if one.changes:
             tables[one.where] = one.all_changes if every else changes
         for change in filter(lambda change: change.rule, changes):
@@ -256,7 +264,8 @@ def _figures(told: Sequence[Told], *, every: bool, of: str = "") -> list[str]:
     also = "".join(
         f"; {', '.join(names)}: {other.removesuffix(''.join(source))}" for other, names in others
     )
-    title = f"Figures{of} beyond their tolerance of {rule}{also}"
+    which = "Figures" if most is None else "The largest figures"
+    title = f"{which}{of} beyond their tolerance of {rule}{also}"
     return [f"{layout.wrapped(title)}\n{rows}"]
 
 

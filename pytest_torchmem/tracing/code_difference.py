@@ -311,7 +311,8 @@ def _as_before(
     for own, names, others in sides:
         pairs = (one for line in own if (one := _ASSIGNMENT.fullmatch(line)))
         every = "\n".join(others)
-        values = {one[1]: one[2] for one in pairs if one[1] in names and one[2] in every}
+        pairs = (one for one in pairs if re.search(rf"(?<![\w.]){re.escape(one[2])}(?!\w)", every))
+        values = {one[1]: one[2] for one in pairs if one[1] in names}
         found |= {f"{name} = {value}" for name, value in values.items()}
         for line in own:
             whole = "".join(values.get(one, one) for one in re.split(r"(\w+)", line))
