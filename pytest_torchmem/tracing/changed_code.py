@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from collections.abc import Set as AbstractSet
 from difflib import get_close_matches
 from functools import partial
+from itertools import pairwise
 from keyword import kwlist
 from typing import NamedTuple
 
@@ -30,6 +31,7 @@ from pytest_torchmem.tracing.code_difference import (
     letters_by_line,
     renamed_variables,
     rows_of_new,
+    shortened,
     target_of,
     without_secrets,
 )
@@ -284,8 +286,10 @@ def _change(name: str, rows: Sequence[Row], meant: int, since: str) -> CodeChang
     """Return rows of a function as what changed; ``since`` says that it is new."""
     file, _, function = name.partition(": ")
     own = [
-        one.row._replace(note=one.note) if one.is_pair else one.row._replace(text=one.text)
-        for one in rows
+        one.row._replace(note=one.note or f"  # was: {shortened([was.row.text.strip()])}")
+        if one.is_pair
+        else one.row._replace(text=one.text)
+        for was, one in pairwise((rows[0], *rows))
     ]
     if since and function and (own[1:] or not NAME.search(own[0].text)):
         since = f"in {function.rpartition('.')[2]}, {since}"

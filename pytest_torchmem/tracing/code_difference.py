@@ -239,7 +239,7 @@ class FunctionDifference:
             if pair not in then:  # it passed what did not change
                 before = pair < then.start
                 passed = self._former[then.start - 1 if before else then.stop].strip()
-                note = note or f"  # was: {_shortened([was])}"
+                note = note or f"  # was: {shortened([was])}"
                 note += f"; stood {'before' if before else 'after'}: {passed}"
                 news += passed
             is_head = HEAD.match(text) and {*_DEFAULT.findall(was)} <= {*_DEFAULT.findall(text)}
@@ -325,6 +325,7 @@ def _new_defaults(then: Sequence[str], now: Sequence[str]) -> dict[str, str]:
     was, own = ("".join(one for one in side if HEAD.match(one.strip())) for side in (then, now))
     known = {*WORD.findall(was)} if then else {*WORD.findall(own)}
     given = {WORD.findall(one)[0]: one.strip() for one in _DEFAULT.findall(own)}
+    known |= {name for line in now for name in _SETS_VARIABLE.findall(line)}  # which it sets itself
     return {name: one for name, one in given.items() if name not in known}
 
 
@@ -352,7 +353,7 @@ def _from_another(was: tuple[str, str], text: str) -> tuple[Order, str, str]:
     if then == text:
         return Order.MOVED, text, _from(name)
     note, news = _difference(then, text)
-    note = note or f"  # was: {_shortened([then])}"
+    note = note or f"  # was: {shortened([then])}"
     where = name.rpartition(": ")[2].rpartition(".")[2] or "no function"
     return Order.NEWS, news, f"{note}, in {where}"
 
@@ -423,7 +424,8 @@ def _is_whole(text: str) -> bool:
         return False
 
 
-def _shortened(lines: Iterable[str]) -> str:
+def shortened(lines: Iterable[str]) -> str:
+    """Return lines as one text that is not too long."""
     return shorten("; ".join(lines), _LONGEST, placeholder=" …")
 
 
