@@ -7,13 +7,10 @@ without one with a backward, and without that where the same module is called ag
 makes what later ones need, such as an optimizer's state.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise, takewhile
-from typing import TYPE_CHECKING
 
 from pytest_torchmem.diagnosis import rules  # noqa: F401
 from pytest_torchmem.diagnosis.causes import CODE, RULES, Cause, Evidence, Watched, find_causes
@@ -31,13 +28,10 @@ from pytest_torchmem.figures import HOST, PEAK, PHASE_PEAKS, RESERVED
 from pytest_torchmem.printable import listed
 from pytest_torchmem.profile.facts import CodeChange, Topic
 from pytest_torchmem.profile.module_paths import fold
+from pytest_torchmem.profile.profile import MemoryProfile
 from pytest_torchmem.profile.timeline import Allocation, Origin, Phase, Role, Timeline
 from pytest_torchmem.snapshots.alive import Alive, What, alive_at, positions_of
 from pytest_torchmem.snapshots.format import Entry, Told
-
-if TYPE_CHECKING:
-    from pytest_torchmem.profile.profile import MemoryProfile
-
 
 _MOST_SHOWN = 3
 """Rows whose lines may be to blame, and lines of a call that are told."""
