@@ -491,8 +491,21 @@ def _in_the_place_of(evidence: Evidence, pattern: str) -> str:
         if path not in left
         and (path.rpartition(".")[0] == around or own == _kinds(evidence.then(Topic.LAYERS), path))
     )
-    otherwise = _otherwise_in(evidence, pattern, [*gone])
+    otherwise = _otherwise_in(evidence, pattern, [*gone]) + _given_more(evidence, pattern, [*gone])
     return f", in the place of {first_of(map(evidence.short, gone))}{otherwise}" if gone else ""
+
+
+def _given_more(evidence: Evidence, pattern: str, gone: Sequence[str]) -> str:
+    """Return in words that a new module is given more than what is gone, "" if it is not."""
+    sides = (evidence.then(Topic.GIVEN), gone), (evidence.present(Topic.GIVEN), [pattern])
+    before, now = (
+        [one for path in given if any(within(own, path) for own in of) for one in given[path]]
+        for given, of in sides
+    )
+    was, own = (max(one, key=lambda one: prod(one.shape), default=None) for one in (before, now))
+    if was is None or own is None or prod(own.shape) <= prod(was.shape):
+        return ""
+    return f", and is given {own.text}, where {was.text} was given before"
 
 
 def _otherwise_in(evidence: Evidence, pattern: str, gone: Sequence[str]) -> str:
