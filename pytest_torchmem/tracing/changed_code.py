@@ -285,12 +285,11 @@ def _telling(rows: Sequence[Row], likely: _Likely) -> tuple[list[Row], bool]:
 def _change(name: str, rows: Sequence[Row], meant: int, since: str) -> CodeChange:
     """Return rows of a function as what changed; ``since`` says that it is new."""
     file, _, function = name.partition(": ")
-    own = [
-        one.row._replace(note=one.note or f"  # was: {shortened([was.row.text.strip()])}")
-        if one.is_pair
-        else one.row._replace(text=one.text)
-        for was, one in pairwise((rows[0], *rows))
-    ]
+    own = []
+    for before, one in pairwise((rows[0], *rows)):
+        was = f"  # was: {shortened([before.row.text.strip()])}" if before.row.sign == "-" else ""
+        note = {"note": one.note or was} if one.is_pair else {"text": one.text}
+        own.append(one.row._replace(**note))
     if since and function and (own[1:] or not NAME.search(own[0].text)):
         since = f"in {function.rpartition('.')[2]}, {since}"
     return CodeChange(file, tuple(own), meant, since)
