@@ -288,8 +288,8 @@ def _change(name: str, rows: Sequence[Row], meant: int, since: str) -> CodeChang
     own = []
     for before, one in pairwise((rows[0], *rows)):
         was = f"  # was: {shortened([before.row.text.strip()])}" if before.row.sign == "-" else ""
-        note = {"note": one.note or was} if one.is_pair else {"text": one.text}
-        own.append(one.row._replace(**note))
+        text, note = (one.row.text, one.note or was) if one.is_pair else (one.text, "")
+        own.append(one.row._replace(text=text, note=note))
     if since and function and (own[1:] or not NAME.search(own[0].text)):
         since = f"in {function.rpartition('.')[2]}, {since}"
     return CodeChange(file, tuple(own), meant, since)
