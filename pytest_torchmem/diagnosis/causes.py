@@ -4,6 +4,7 @@ A rule that recognises its cause returns the words of its sentence and the row t
 is sure comes from facts of the step (``profile/facts.py``); what is likely, from the rows.
 """
 
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -14,7 +15,14 @@ from pytest_torchmem.diagnosis.difference import MomentDifference, Row, moved_li
 from pytest_torchmem.diagnosis.provenance import NOTHING_RAN, Provenance
 from pytest_torchmem.errors import warn_of_defect
 from pytest_torchmem.printable import listed
-from pytest_torchmem.profile.facts import Counts, FactChange, Topic, changed_facts, lacking
+from pytest_torchmem.profile.facts import (
+    Counts,
+    FactChange,
+    Topic,
+    changed_facts,
+    exchanged,
+    lacking,
+)
 from pytest_torchmem.profile.module_paths import EveryNumber, fold, unfold
 from pytest_torchmem.profile.timeline import Allocation, Kind, Origin, Role
 from pytest_torchmem.snapshots.alive import Alive, Group, What
@@ -525,7 +533,7 @@ def find_causes(evidence: Evidence) -> tuple[Cause, ...]:
             kept.append(one)
             explained.update(one.rows)
     told = [_with_class(evidence, _with_keeper(evidence, one)) for one in kept]
-    return (*(_with_mode(evidence, one) for one in told[:1]), *told[1:])
+    return (*(_with_switch(evidence, _with_mode(evidence, one)) for one in told[:1]), *told[1:])
 
 
 def _with_mode(evidence: Evidence, found: Cause) -> Cause:
@@ -543,6 +551,26 @@ def _with_mode(evidence: Evidence, found: Cause) -> Cause:
     verbs = ("are", "were") if names[1:] else ("is", "was")
     words = "{} {} in training mode, and {} in eval mode".format(listed(names), *verbs)
     return replace(found, aside=f"{found.aside}; {words}")
+
+
+def _with_switch(evidence: Evidence, found: Cause) -> Cause:
+    """Return a cause with a switch or a text among the attributes of a module around it that is
+    another one, or of a new module what may make such a cause: it may be the reason.
+    """
+    place = found.row.what.module if found.row is not None else ""
+    near = (one for one in evidence.about(Topic.LAYERS) if place and within(one.name, place))
+    for change, own in ((one, own) for one in near for own in one.now):
+        gone, _ = exchanged(change.before, change.now)
+        was: Mapping[str, Any] = gone[0].settings if gone else {}
+        names = [name for name, value in own.settings.items() if type(value) in (bool, str)]
+        meant = re.compile(CODE.get(found.rule, "$^"))
+        told = [one for one in names if one in was and was[one] != own.settings[one]]
+        told += [one for one in names if not change.before and meant.search(one)]
+        if told and not own.is_of_torch and told[0] not in found.text:
+            words = f"; {evidence.module(change.name, own.numbers)} has {told[0]}="
+            words += f"{own.settings[told[0]]}{f', and had {was[told[0]]}' if was else ''}"
+            return replace(found, aside=found.aside + words)
+    return found
 
 
 def _with_class(evidence: Evidence, found: Cause) -> Cause:

@@ -29,7 +29,7 @@ MOST_LINES = 25
 _FEWEST_LINES = 6
 """Of rows with their title, for which the figures of other devices make room."""
 
-_LINES_OF_CODE = range(9, 1, -1)
+_LINES_OF_CODE = range(14, 1, -1)
 """Those that are told, fewer where there is less room."""
 _LINES_OF_CODE_BY_GIT = 9, 7, 5, 3
 _LINES_OF_ORIGINS = 19
@@ -41,13 +41,13 @@ _WORTH_A_FIGURE = 10_000
 _WORTH_A_SENTENCE = 4
 """What would help saves this part of what has to go."""
 _SHORTER = (
-    *((0, 3, 3, 0), *((0, 1, 1, fewer) for fewer in range(5))),
-    *((0, 1, 0, fewer) for fewer in range(4, 8)),
+    *((0, 3, 3, 0), *((0, 1, 1, fewer) for fewer in range(10))),
+    *((0, 1, 0, fewer) for fewer in range(9, 13)),
 )
 """What remains of a message with less and less room: empty lines between its parts, place and
 causes of the first device, those of others, and which of the texts on code."""
-_ONE_ROW = 4
-"""Lines of one row with its title and the sum of the others."""
+_ONE_ROW = 3
+"""Lines of one row with its title and the sum of the others; its place has a fourth one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,12 +152,12 @@ def _text(told: Sequence[Told], advice: Iterable[str], most: int, *, verbose: bo
         sections = told[0].sections
     left = most - _lines([*heads, *sections, *advice])
     if rows.rows and left - _lines(figures) < _FEWEST_LINES:
-        of = f" of {told[0].where}" if told[1:] else ""  # the headlines have those of others
+        of = f", {told[0].where}" if told[1:] else ""  # the headlines have those of others
         figures = _figures(told[:1], every=False, of=of, most=_MOST_FIGURES)
     # A row says more than further causes and than where others are, and code more than its place.
     gap = 1
     for gaps, own, others, codes in _SHORTER:
-        if left - _lines(figures, gap) < _ONE_ROW - (codes > 5):
+        if left - _lines(figures, gap) < _ONE_ROW:
             pairs = zip(told, [own, *[others] * len(told[1:])], strict=True)
             shorter = [
                 replace(one, more=one.more[:n], code=one.code[codes:] or one.code[-1:])
@@ -165,7 +165,7 @@ def _text(told: Sequence[Told], advice: Iterable[str], most: int, *, verbose: bo
             ]
             heads, gap = _heads(shorter), gaps
             left = most - _lines([*heads, *sections, *advice], gap)
-    left = max(left - _lines(figures, gap), _ONE_ROW - 1)
+    left = max(left - _lines(figures, gap), _ONE_ROW)
     # Without a snapshot the code says more than what is alive, most of which was there before.
     alive = filter(None, [rows.text(lines=left)])
     middle = (
@@ -264,8 +264,9 @@ def _figures(
     also = "".join(
         f"; {', '.join(names)}: {other.removesuffix(''.join(source))}" for other, names in others
     )
-    which = "Figures" if most is None else "The largest figures"
-    title = f"{which}{of} beyond their tolerance of {rule}{also}"
+    which = "Figures beyond their tolerance of"
+    which = which if most is None else f"Largest figures{of}; tolerance"
+    title = f"{which} {rule}{also}"
     return [f"{layout.wrapped(title)}\n{rows}"]
 
 

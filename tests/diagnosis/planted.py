@@ -2075,7 +2075,7 @@ def stem_is_trained_in_training_mode(wrong: bool) -> Step:
     return model, (torch.zeros(512, 32),), {}
 
 
-@planted("checkpoint", "of it only Inward.*.mlp is", "Inward.*", "aten::", "")
+@planted("checkpoint", ".*.mlp is; Inward has inward=True, and had False", "Inward.*", "aten::")
 def checkpoint_moved_inward(wrong: bool) -> Step:
     class Layer(Parts):
         def forward(self, x: Tensor) -> Tensor:
@@ -2085,14 +2085,16 @@ def checkpoint_moved_inward(wrong: bool) -> Step:
     class Inward(nn.Sequential):
         def forward(self, x: Tensor) -> Tensor:
             for layer in self:
-                x = layer(x) if wrong else checkpoint(layer, x, use_reentrant=False)
+                x = layer(x) if self.inward else checkpoint(layer, x, use_reentrant=False)
             return x
 
     def layer() -> nn.Module:
         mlp = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 32))
         return Layer(mlp=mlp, mix=nn.Linear(32, 32))
 
-    return Inward(*(layer() for _ in range(4))), (torch.zeros(256, 32),), {}
+    model = Inward(*(layer() for _ in range(4)))
+    model.inward = wrong
+    return model, (torch.zeros(256, 32),), {}
 
 
 @planted("checkpoint", "is no longer checkpointed: it is in eval mode", "inner.", "aten::", "")
