@@ -157,11 +157,12 @@ def _renames(before: _Tree, now: _Tree) -> dict[str, str]:
         alike = {one: _likeness(path, own, one, trees[one]) for one in came if own}
         same = [one for one in alike if 2 * alike[one] >= 1 and alike[one] == max(alike.values())]
         outermost = [one for one in same if not any(one.startswith(f"{two}.") for two in same)]
-        around = path.rpartition(".")[0]
+        around, _, last = path.rpartition(".")
         there = [one for one in outermost if one.rpartition(".")[0] == around]
-        outermost = there if len(there) == 1 else outermost
+        named = [one for one in there if last in one.rpartition(".")[2]]  # lora_query was query
+        outermost = named if len(named) == 1 else there if len(there) == 1 else outermost
         twins = [one for one in left if one != path and _tree(one, before) == own]
-        beside = any(one.rpartition(".")[0] == around for one in twins)
+        beside = len(named) != 1 and any(one.rpartition(".")[0] == around for one in twins)
         # Where fewer stand around than did, it is not known which of them a changed one was.
         gone, others = (sum(one.rpartition(".")[0] == around for one in s) for s in (left, came))
         is_sure = gone <= others or max(alike.values(), default=0) == 1

@@ -89,7 +89,7 @@ versions have for them, and how they read."""
 _CHANNELS_LAST = "channels last"
 _OF_IMAGES = 4
 """The dimensions of what can be that."""
-_OPTIONS = ("amsgrad", "momentum", "centered", "differentiable")
+_OPTIONS = ("amsgrad", "momentum", "centered", "differentiable", "maximize", "weight_decay")
 """Options of optimizers that cost memory."""
 
 CallArguments: TypeAlias = tuple[Sequence[Any], Mapping[str, Any]]
@@ -335,6 +335,8 @@ class FactCollector:
 
     def optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         options = [name for name in _OPTIONS if optimizer.defaults.get(name)]
+        if optimizer.defaults.get("decoupled_weight_decay"):  # which is in place
+            options = [name for name in options if name != "weight_decay"]
         # The counts among its options, such as ``history_size=100``: rates and weights that were
         # written without a point are 0 or 1.
         numbers = optimizer.defaults.items()

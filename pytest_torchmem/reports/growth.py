@@ -157,9 +157,10 @@ def code_of(diagnosis: Diagnosis, most: int) -> str:
     shown, left, places = list[str](), dict[str, set[int]](), list[str]()
     most_of_one = _MOST_OF_ONE if diagnosis.changed[2:] else most
     for change in diagnosis.changed:
-        room = max(most - len(shown), 0)  # a line for the place of several, and of one none
         of_one = most_of_one + (len(change.rows) == most_of_one + 1)  # no single row is left out
-        number = min(room - 1, of_one) if room > 2 else min(room, 1)
+        room = most - _height(shown)
+        fitting = (one for one in range(of_one, 0, -1) if _height(change.lines(one)) <= room)
+        number = next(fitting, 0)
         rows = change.around(number) if number else ()
         shown += change.lines(number) if number else ()
         if UNREACHED not in change.where:
@@ -173,6 +174,15 @@ def code_of(diagnosis: Diagnosis, most: int) -> str:
             places.append(f"{file}:{start}" + (f"-{end}" if end > start else ""))
     others = [f"and {listed(places, _MOST_PLACES)}"] if places else []
     return "\n".join([*shown, *others])
+
+
+def _height(lines: Iterable[str]) -> int:
+    """Return how many lines of a terminal those of code are."""
+    return sum(_of_code(line).count("\n") + 1 for line in lines)
+
+
+def _of_code(line: str) -> str:
+    return wrapped(line, "        ", start="  ")
 
 
 def explained(snapshot: SnapshotResult) -> Entry:
@@ -372,7 +382,7 @@ def lines_of_code(head: str, text: str) -> str:
     lines = text.split("\n")
     if not lines[1:]:
         return wrapped(f"{head}: {text}")
-    return "\n".join([f"{head}:", *(wrapped(line, "        ", start="  ") for line in lines)])
+    return "\n".join([f"{head}:", *map(_of_code, lines)])
 
 
 def others(diagnosis: Diagnosis) -> Iterator[str]:

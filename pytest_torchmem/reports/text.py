@@ -79,11 +79,6 @@ class Told:
     code: Sequence[str] = ()
     """The code that changed, and that of fewer functions."""
 
-    @property
-    def below(self) -> list[str]:
-        """What stands below the headline."""
-        return [*self.more[:1], *self.code[:1], *self.more[1:]]
-
 
 def message(result: CheckResult, *, verbose: bool = False) -> str:
     """Return what was found, "" for a check that found nothing to say."""
@@ -205,9 +200,10 @@ def _heads(told: Sequence[Told]) -> list[str]:
         other = one.figure if one.figure != figures.setdefault(one.reason, one.figure) else ""
         same = layout.joined(layout.joined(one.size, other, separator=" "), one.where)
         same += ": for the same reason" if one.cause[0] else ""
-        news = [part for part in one.below if part not in said]
+        code = one.code[: not any(other.code for other in told[: told.index(one)])]
+        news = [part for part in (*one.more[:1], *code, *one.more[1:]) if part not in said]
         known += [layout.wrapped(same)] if known else [one.first, *news]
-        said.update(one.below)
+        said.update(news)
     return ["\n".join(lines) for lines in by_cause.values()]
 
 

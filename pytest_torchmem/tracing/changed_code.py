@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from difflib import get_close_matches
-from functools import partial
 from itertools import pairwise
 from keyword import kwlist
 from typing import NamedTuple
@@ -22,7 +21,6 @@ from pytest_torchmem.tracing.code import NAME, Code, parts_of, texts_of
 from pytest_torchmem.tracing.code_difference import (
     HEAD,
     OWN_WORD,
-    STOOD,
     WORD,
     Claims,
     FunctionDifference,
@@ -47,8 +45,6 @@ _MOST_PAIRS = 10_000
 """Of functions that are compared for it."""
 _MOST_SAID = 3
 """Words of a cause that count in one line."""
-_AT_A_TIME = 2
-"""Changes of a function that come before those of the next."""
 _AROUND = re.compile(r"\s*(@|(async )?with\b)")
 _BEGINS = re.compile(r"\s*(@|(async )?def |class )")
 _TEXTS = re.compile(r""""[^"]*"|'[^']*'|(?<=Namespace\().*|(?<=\bdict\().*""")
@@ -56,8 +52,12 @@ _TEXTS = re.compile(r""""[^"]*"|'[^']*'|(?<=Namespace\().*|(?<=\bdict\().*""")
 _SETS_NAME = re.compile(r"^\s*(self\.\w+(?=\s*[:=](?!=))|\w+(?=\s*:\s*\S))")
 _CONSTANT = re.compile(r"^(\w+)(?=(?:\s*:[^=]+)? = )")
 _TEXT = re.compile(r"['\"]\W*(\w{3,}?)\W*['\"]")
-_ADDS = re.compile(r"append|extend|\w*hook|\w*copy|clone|register_|Parameter|\w+_graph")
-"""What makes memory grow where it comes, and not where it is gone."""
+_MAKES_GROW = {
+    "-": re.compile(r"(?!append|extend|\w*hook|\w*copy|clone|register_|parameter|\w+_graph)"),
+    "+": re.compile(r"(?!no_grad|inference_mode|detach)"),
+    " ": re.compile(""),
+}
+"""Words that make memory grow where they are gone, and where they come."""
 
 Versions = Callable[[str], Iterable[str]]
 """Yields the texts that a file of the program had."""
@@ -88,32 +88,32 @@ def changed_code(
     """Return the code that a snapshot has otherwise, what is most likely meant first.
 
     First come those with what makes such a cause, or a word of it, then functions with lines near
-    the growth, in their order, then others of their classes and files, a few lines of each at a
-    time; new functions elsewhere and lines with other names of variables alone are last. Modules,
-    functions and classes of another name or in another file are no news; nor are imports beside
-    what they serve. Where ``versions`` have the very lines of the snapshot, what stood there is
+    the growth, in their order, then others; new functions elsewhere and lines with other names of
+    variables alone are last. Modules, functions and classes of another name or in another file are
+    no news; nor are imports beside what they serve. Where ``versions`` have the very lines of the snapshot, what stood there is
     told.
     """
     code = _Comparison(before, now, growth.renamed, versions)
-    likely = _Likely(growth, now, code.changed)
+    likely = _Likely(growth, now)
     found = list[tuple[tuple[int, ...], CodeChange]]()
     for name in likely.levels if before else ():
         changes, since = code.changes(name), code.since(name)
         if since == UNREACHED and likely.levels[name] == likely.far:
             telling = ([one for one in rows if likely.meant.search(one.news)] for rows in changes)
             changes = [*filter(None, telling)] or [rows[:1] for rows in changes]
-        for at, rows in enumerate(sorted(changes, key=partial(likely.nearest, name))):
-            shown, says_little = _telling(rows, likely)
+        for rows in changes:
+            near = [at for one in rows if likely.level(name, at := one.row.number) < likely.far]
+            shown, says_little = _telling(rows, near)
             keys = likely.keys(name, shown)
             best = [at for at, one in enumerate(keys) if one == min(keys)]
             best = [at for at in best if shown[at].row.sign == "+"] or best
             key, meant = min(keys), best[0 if len(best) == len(keys) else len(best) // 2]
             is_far = bool(since) and likely.levels[name] == likely.far
-            function = is_far, at // _AT_A_TIME, *likely.of_function(name)
+            function = is_far, *likely.of_function(name)
             found.append(((says_little, *key, *function), _change(name, shown, meant, since)))
     for name, rows in code.gone():
         keys = likely.keys(name, rows)
-        rank = False, *min(keys), True, 0, *likely.of_function(name)
+        rank = False, *min(keys), True, *likely.of_function(name)
         found.append((rank, _change(name, rows, keys.index(min(keys)), "gone")))
     if growth.renamed and not found:
         return changed_code(before, now, growth._replace(renamed={}), versions)
@@ -143,11 +143,6 @@ class _Comparison:
 
     def _was(self, name: str) -> str:
         return self._before.get(self._were.get(name, ""), "")
-
-    @property
-    def changed(self) -> set[str]:
-        """The functions that are others."""
-        return {name for name, text in self._texts.items() if text != self._was(name)}
 
     def since(self, name: str) -> str:
         """Return since when there is a function, "" of one that the snapshot has."""
@@ -207,7 +202,7 @@ class _Comparison:
 class _Likely:
     """What tells which changes are meant: how near to the growth they are, and what they say."""
 
-    def __init__(self, growth: Growth, now: Code, changed: Collection[str]) -> None:
+    def __init__(self, growth: Growth, now: Code) -> None:
         self._at_near, self.far = _first_lines(growth.near, now), len(growth.near)
         self._words, self._said = growth.words, _said(" ".join(growth.words))
         self.meant = re.compile(growth.code or "$^", re.IGNORECASE)
@@ -216,22 +211,14 @@ class _Likely:
             name: min((self.level(name, one) for one in lines), default=self.far)
             for name, lines in now.items()
         }
-        self._around = {_around(name) for name, level in self.levels.items() if level < self.far}
-        self.levels |= _of_called(now, changed, self.levels, self.far)
 
-    def of_function(self, name: str) -> tuple[int, ...]:
-        """Return how near a function is, and whether it is of no class or file that is."""
-        level = self.levels.get(name, self.far)
-        return level, _around(name) not in self._around, name.endswith(": ")
+    def of_function(self, name: str) -> tuple[int, bool]:
+        """Return how near a function is, and whether it is none, but what a file has beside."""
+        return self.levels.get(name, self.far), name.endswith(": ")
 
     def level(self, name: str, number: int) -> int:
         """Return how near the line of a function is, ``far`` of one that is not."""
         return self._at_near.get(f"{name.partition(': ')[0]}:{number}", self.far)
-
-    def nearest(self, name: str, rows: Sequence[Row]) -> tuple[int, bool]:
-        """Return how near rows are, and whether one passed a line, which comes later."""
-        near = min(self.level(name, one.row.number) for one in rows)
-        return near, any(STOOD in one.note for one in rows)
 
     def keys(self, name: str, rows: Sequence[Row]) -> list[tuple[int, ...]]:
         """Return what the rows of a change are sorted by; a word that is gone and came is none."""
@@ -245,7 +232,7 @@ class _Likely:
         said = f"{row.news} {target_of(row.text)}"
         same = self._said & _said(said)  # a number of a shape is no chance
         news, text = (
-            any(row.row.sign == "+" or not _ADDS.search(word) for word in words)
+            any(_MAKES_GROW[row.row.sign].match(word) for word in words)
             for words in (self._meant_in(row.news) - still, self._meant_in(row.text))
         )
         is_other = text and bool(row.is_pair or row.note)  # what it is given, for example
@@ -254,28 +241,24 @@ class _Likely:
         signs += (level < self.far) + 2 * (level == 0)
         signs += min(len(same), _MOST_SAID) + any(map(str.isdecimal, same))
         is_other = self._words.isdisjoint(WORD.findall(row.text))
-        return row.order is Order.SAME, -signs, self.order(row), not row.is_setting, is_other
+        return row.order is Order.SAME, -signs, row.order, not row.is_setting, is_other
 
     def _meant_in(self, text: str) -> set[str]:
         return {one[0].lower() for one in self._words_meant.finditer(text)}
 
-    def order(self, row: Row) -> Order:
-        """Return the order of a row; one with a word of the cause, or what makes such, is news."""
-        is_said = self._said & _said(row.news) or self.meant.search(row.news)
-        return Order.NEWS if is_said and row.order is Order.MOVED else row.order
 
-
-def _telling(rows: Sequence[Row], likely: _Likely) -> tuple[list[Row], bool]:
-    """Return the rows that are told, and whether they say little."""
+def _telling(rows: Sequence[Row], near: Collection[int]) -> tuple[list[Row], bool]:
+    """Return the rows that are told, those to blame among them, and whether they say little."""
     told = [at for at, one in enumerate(rows) if one.row.sign != " " and not one.says_little]
     if not told:
         return [*rows], True
-    best = min(likely.order(rows[at]) for at in told)
-    ranked = {at for at in told if likely.order(rows[at]) == best}
-    pairs = [{at - 1, at} for at, one in enumerate(rows) if one.is_pair and at]
+    best = min(rows[at].order for at in told)
+    ranked = {at for at in told if rows[at].order == best or rows[at].row.number in near}
+    paired = {at for at, one in enumerate(rows) if one.is_pair and rows[at - 1].news == one.news}
+    pairs = ({at - 1, at} for at in paired)
     kept = sorted(ranked.union(*(one for one in pairs if not ranked.isdisjoint(one))))
     end = kept[-1] + 1 + rows[kept[-1]].row.text.endswith(":")  # with the first line of a block
-    noted = {at for at in kept if rows[at].is_pair and rows[at].note}  # which is shorter
+    noted = {at for at in kept if at in paired and rows[at].note}  # which is shorter
     kept = [at for at in kept if at + 1 not in noted]
     between = (at for at in range(kept[0], min(end, len(rows))) if rows[at].row.sign == " ")
     shown = sorted({*kept, *between})
@@ -311,20 +294,6 @@ def _said(text: str) -> set[str]:
     words = [word for word in WORD.findall(text) if word[2:] and word.title() not in kwlist]
     parts = (part for word in words for part in word.split("_") if part[2:])
     return {word.replace("_", "").lower() for word in (*words, *parts)}
-
-
-def _of_called(
-    now: Code, changed: Collection[str], levels: Mapping[str, int], far: int
-) -> dict[str, int]:
-    """Return how near functions are that functions near the growth name."""
-    found = dict[str, int]()
-    for name, level in levels.items():
-        words = {word for line in now[name].values() for word in WORD.findall(line[2:])}
-        for one in changed if level < far else ():
-            called = [word for word in WORD.findall(one) if not word.startswith("__")]
-            if called[-1] in words and levels[one] == far:
-                found[one] = min(level, found.get(one, far))
-    return found
 
 
 def _is_new(name: str, before: Mapping[str, str], versions: Versions) -> bool:
@@ -508,8 +477,3 @@ def _lines_then(name: str, was: str, versions: Versions) -> dict[int, str]:
         if was == "".join(line[:2] for line in lines.values()):
             return {at: without_secrets(line[2:]) for at, line in lines.items()}
     return {}
-
-
-def _around(name: str) -> str:
-    """Return the class or the file of a function."""
-    return name.rpartition(".")[0]
