@@ -50,7 +50,6 @@ _BEGINS = re.compile(r"\s*(@|(async )?def |class )")
 _TEXTS = re.compile(r""""[^"]*"|'[^']*'|(?<=Namespace\().*|(?<=\bdict\().*""")
 """What names may stand in that no code has, the keys of a dictionary for example."""
 _SETS_NAME = re.compile(r"^\s*(self\.\w+(?=\s*[:=](?!=))|\w+(?=\s*:\s*\S))")
-_CONSTANT = re.compile(r"^(\w+)(?=(?:\s*:[^=]+)? = )")
 _TEXT = re.compile(r"['\"]\W*(\w{3,}?)\W*['\"]")
 _MAKES_GROW = {
     "-": re.compile(r"(?!append|extend|\w*hook|\w*copy|clone|register_|parameter|\w+_graph)"),
@@ -90,8 +89,8 @@ def changed_code(
     First come those with what makes such a cause, or a word of it, then functions with lines near
     the growth, in their order, then others; new functions elsewhere and lines with other names of
     variables alone are last. Modules, functions and classes of another name or in another file are
-    no news; nor are imports beside what they serve. Where ``versions`` have the very lines of the snapshot, what stood there is
-    told.
+    no news; nor are imports beside what they serve. Where ``versions`` have the very lines of the
+    snapshot, what stood there is told.
     """
     code = _Comparison(before, now, growth.renamed, versions)
     likely = _Likely(growth, now)
@@ -119,7 +118,7 @@ def changed_code(
         return changed_code(before, now, growth._replace(renamed={}), versions)
     found.sort(key=operator.itemgetter(0))
     told = [one for (says_little, *_), one in found if not says_little]
-    return [*_with_definitions(told or [one for _, one in found])]
+    return told or [one for _, one in found]
 
 
 class _Comparison:
@@ -185,13 +184,15 @@ class _Comparison:
         """Yield functions that are no longer there, with what of them no other one has."""
         elsewhere = {text for _, text in self._claims.values()}
         files = {name.partition(": ")[0] for name in self._now}
+        fresh = (lines.values() for name, lines in self._now.items() if name not in self._were)
+        new = {line[:2] for lines in fresh for line in lines}
         for name in sorted(self._before.keys() - {*self._were.values()}):
             was, (file, _, function) = self._before[name], name.partition(": ")
             text = text_of(os.path.abspath(file)) if file in files else ""
             is_gone = bool(text) and function not in parts_of(text)
             then = _lines_then(name, was, self._versions) if is_gone else {}
             every = zip(letters_by_line(was), then.items(), strict=bool(then))
-            left = [one for letters, one in every if letters not in self._moved[1]]
+            left = [one for letters, one in every if letters not in self._moved[1] | new]
             rows = [Row(Order.NEWS, text, CodeRow("-", at, text)) for at, text in left]
             rows = [one for one in rows if one.text.strip() not in elsewhere]
             rows = [one for one in rows if not (one.says_little or NAME.search(one.text))]
@@ -205,6 +206,8 @@ class _Likely:
     def __init__(self, growth: Growth, now: Code) -> None:
         self._at_near, self.far = _first_lines(growth.near, now), len(growth.near)
         self._words, self._said = growth.words, _said(" ".join(growth.words))
+        every = (line[2:] for lines in now.values() for line in lines.values())
+        self._read = Counter(word for line in every for word in WORD.findall(line))
         self.meant = re.compile(growth.code or "$^", re.IGNORECASE)
         self._words_meant = re.compile(rf"\w*(?:{growth.code or '$^'})\w*", re.IGNORECASE)
         self.levels = {
@@ -230,7 +233,7 @@ class _Likely:
 
     def _key(self, name: str, row: Row, still: AbstractSet[str]) -> tuple[int, ...]:
         said = f"{row.news} {target_of(row.text)}"
-        same = self._said & _said(said)  # a number of a shape is no chance
+        same = self._said & _said(said)
         news, text = (
             any(_MAKES_GROW[row.row.sign].match(word) for word in words)
             for words in (self._meant_in(row.news) - still, self._meant_in(row.text))
@@ -239,9 +242,12 @@ class _Likely:
         signs = 2 * news + text + (is_other and not news)
         level = self.level(name, row.row.number)
         signs += (level < self.far) + 2 * (level == 0)
-        signs += min(len(same), _MOST_SAID) + any(map(str.isdecimal, same))
+        signs += min(len(same), _MOST_SAID)
         is_other = self._words.isdisjoint(WORD.findall(row.text))
-        return row.order is Order.SAME, -signs, row.order, not row.is_setting, is_other
+        sets = _SETS_NAME.match(row.text) if row.row.sign == "+" and not row.note else None
+        is_unread = sets is not None and self._read[sets[1].removeprefix("self.")] < 2
+        last = row.order is Order.SAME or is_unread
+        return last, -signs, row.order, not row.is_setting, is_other
 
     def _meant_in(self, text: str) -> set[str]:
         return {one[0].lower() for one in self._words_meant.finditer(text)}
@@ -276,17 +282,6 @@ def _change(name: str, rows: Sequence[Row], meant: int, since: str) -> CodeChang
     if since and function and (own[1:] or not NAME.search(own[0].text)):
         since = f"in {function.rpartition('.')[2]}, {since}"
     return CodeChange(file, tuple(own), meant, since)
-
-
-def _with_definitions(found: Sequence[CodeChange]) -> Iterator[CodeChange]:
-    """Yield changes, after each those that set a constant which is read in it."""
-    left = [*found]
-    while left:
-        change = left.pop(0)
-        yield change
-        came = (one.text for one in change.rows if one.sign == "+")
-        words = {word for text in came for word in WORD.findall(text)}
-        left.sort(key=lambda one: words.isdisjoint(_CONSTANT.findall(one.rows[one.meant].text)))
 
 
 def _said(text: str) -> set[str]:

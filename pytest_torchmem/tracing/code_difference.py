@@ -173,7 +173,7 @@ class FunctionDifference:
             if not part.is_equal or is_between:
                 group.append(part)
             elif group:
-                yield from self._apart([*self._rows(group), self._between(part.now.start)])
+                yield from self._apart([*self._rows(group), self._between(part)])
                 group = []
         yield from self._apart([*self._rows(group)]) if group else ()
 
@@ -197,13 +197,17 @@ class FunctionDifference:
         gone = self._gone if self._former else self._gone | passed  # where they stood is told
         for part in group:
             if part.is_equal:
-                yield self._between(part.now.start)
+                yield self._between(part)
                 continue
-            left = [at for at in part.then if at in gone]
+            heads = (at for at in part.then if at in gone and self._former)
+            bodies = {at + 1 for at in heads if self._former[at].endswith(":")}
+            left = [at for at in part.then if at in gone or at in bodies]
             ends = [end if (end := self._pairs.get(at, -1)) in part.then else -1 for at in part.now]
             for at, end in zip(part.now, ends, strict=True):
                 row, until = self._new(at, group), end if max(ends) >= 0 else part.then.stop
                 ends[at - part.now.start] = -1
+                if row.row.text.endswith(":"):  # nothing stands between a block and its head
+                    until = max(until, *ends[at - part.now.start :][:2])
                 for one in (one for one in left if one <= until and self._former):
                     yield self._of_gone(at, self._former[one], row if one == end else None)
                 left = [one for one in left if one > until]
@@ -214,8 +218,14 @@ class FunctionDifference:
             elif left and not part.now:
                 yield self._of_gone(part.now.stop, f"{counted(len(left), 'line')} of before")
 
-    def _between(self, at: int) -> Row:
-        return Row(Order.SAME, "", CodeRow(" ", self._numbers[at], self._now[at]))
+    def _between(self, part: _Part) -> Row:
+        """Return the row of a line that stayed, but for names in it that are others."""
+        at, text = part.now.start, self._now[part.now.start]
+        was = self._former[part.then.start].strip() if self._former else text.strip()
+        if was == text.strip():
+            return Row(Order.SAME, "", CodeRow(" ", self._numbers[at], text))
+        note = _difference(was, text.strip())[0] or f"  # was: {shortened([was])}"
+        return Row(Order.SAME, "", CodeRow("+", self._numbers[at], text), note)
 
     def _of_gone(self, at: int, text: str, pair: Row | None = None) -> Row:
         row = CodeRow("-", self._numbers[min(at, len(self._numbers) - 1)], text)

@@ -61,8 +61,9 @@ GIVEN = (Geometry("float32", (4,)),)
         ({"Net": NET, "Net.blocks.*": (LAYER[0]._replace(numbers="0-7"),)}, "Net.blocks.*"),
         ({"Net": NET, "Net.blocks.*": (LAYER[0]._replace(kind="nn.Conv2d"),)}, "Net.layers.*"),
         ({"Net": NET, "Net.a.*": LAYER, "Net.b.*": LAYER}, "Net.layers.*"),
+        ({"Net": NET, "Net.layers_a.*": LAYER, "Net.b.*": LAYER}, "Net.layers_a.*"),
     ],
-    ids=["an attribute", "a class", "a wrapper", "deeper", "another layer", "one of two"],
+    ids=["an attribute", "a class", "wrapper", "deeper", "another", "one of two", "like one"],
 )
 def test_modules_of_a_snapshot_have_the_names_of_today(now, module):
     what = What("parameter", "Net.layers.*", "weight", "float32", (4, 4), "", 64)

@@ -120,8 +120,6 @@ CURRENT: ContextVar[Tensor] = ContextVar("CURRENT")
 
 
 class Keeper:
-    """Keeps tensors as programs do."""
-
     def __init__(self) -> None:
         self.queue: SimpleQueue[Tensor] = SimpleQueue()
         self.future: Future[Tensor] = Future()
@@ -272,7 +270,7 @@ def unused(x):
 def run():
     return Net().forward(hypothesis)
 """
-BODY = "y = scaled(x)\n        return y"
+BODY, IS = "y = scaled(x)\n        return y", "y = scaled(x)"
 
 
 @pytest.mark.parametrize(
@@ -297,6 +295,11 @@ BODY = "y = scaled(x)\n        return y"
             "        y = scaled(x)\n",
             "        if x:\n            y = scaled(x)\n",
             ["9\n  + if x:\n        y = scaled(x)"],
+        ),
+        (
+            "y = sc",
+            "if x:\n            y = -sc",
+            [f"9\n  - {IS}\n  + if x:\n  +     y = -scaled(x)"],
         ),
         (BODY, "return y\n        y = scaled(x)", ["9: return y  # stood after: y = scaled(x)"]),
         (" = scaled(x)", " = scaled(\n            x,\n        )", []),

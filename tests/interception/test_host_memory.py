@@ -152,8 +152,6 @@ def test_what_stays_on_the_host_is_growth() -> None:
 
 
 class Arrays(torch.utils.data.Dataset[object]):
-    """Rows of numpy's."""
-
     def __len__(self) -> int:
         return 4
 

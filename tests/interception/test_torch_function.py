@@ -14,8 +14,6 @@ from tests.results import in_a_trace, result_of
 
 
 class Noted(torch.Tensor):
-    """Notes which functions it is asked for."""
-
     asked: ClassVar[list[str]] = []
 
     @classmethod

@@ -18,8 +18,6 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing forks h
 
 
 class Samples(Dataset[tuple[Tensor, Tensor]]):
-    """Ten samples, which a worker computes."""
-
     def __len__(self) -> int:
         return 10
 
