@@ -363,7 +363,7 @@ CODE = {
     **dict.fromkeys(("trained", "new gradient", "parameter"), _RECORDING),
     **dict.fromkeys(("held", "held between", "earlier steps", "left", "lives longer"), _KEEPING),
     **dict.fromkeys(("type", "float64", "copy"), _TYPES),
-    **dict.fromkeys(("inputs", "given"), r"pad|len|max|multiple|resize|crop|batch|hop"),
+    **dict.fromkeys(("inputs", "given", "larger"), r"pad|len|max|multiple|resize|crop|batch|hop"),
     "mode of calls": rf"{_RECORDING}|autocast",
     "attention": r"attention|attn|mask|softmax|sdpa|flash|is_causal|need_weights",
     "checkpoint": r"checkpoint|recompute|training|\.(eval|train)\(",
@@ -516,7 +516,7 @@ def find_causes(evidence: Evidence) -> tuple[Cause, ...]:
     """Return the weighty causes of a growth: the first, and those that explain much more."""
     found = _in_order(evidence)
     growth = evidence.growth or evidence.difference.change
-    explained = {row for one in found[:1] for row in one.rows}
+    explained = {row for one in found[:1] if one.is_specific for row in one.rows}
     kept = [*found[:1]]
     for one in found[1:]:
         if one.values.get("holder") and one.values["holder"] == found[0].values.get("holder"):
@@ -625,6 +625,8 @@ def holder_of(evidence: Evidence, rows: Iterable[Row]) -> str:
 _FIRST_OF_EQUAL = ("arguments", "gradients recorded")
 """What a call says does something, where an attribute may do nothing; and with gradients layers may
 call others than their fast path does."""
+_LAST_OF_EQUAL = ("copy",)
+"""Who keeps it is nearer to the cause."""
 
 
 def _found(rule: Rule, evidence: Evidence) -> Cause | None:
@@ -659,7 +661,8 @@ def _in_order(evidence: Evidence) -> list[Cause]:
         role = one.row.what.role if one.row is not None else ""
         keeps = role in KEPT and role not in kept and one.rule in _KEEPING_RULES
         is_anew = keeps and 2 * one.nbytes >= growth
-        return ranks[one.rule], not is_anew, -one.nbytes, one.rule not in _FIRST_OF_EQUAL
+        of_equal = one.rule in _LAST_OF_EQUAL, one.rule not in _FIRST_OF_EQUAL
+        return ranks[one.rule], not is_anew, -one.nbytes, *of_equal
 
     return sorted(weighty, key=order)  # of equal weight in the order of the rules
 

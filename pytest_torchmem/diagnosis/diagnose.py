@@ -96,10 +96,10 @@ class Diagnosis:
 
     @property
     def code(self) -> str:
-        """The pattern of code that makes the first cause, or such a row."""
+        """The pattern of code that makes the causes, or such a row."""
         row = self.leading_row
-        names = [*(cause.rule for cause in self.causes[:1]), row.what.role if row else ""]
-        return CODE.get(names[0], "")
+        names = [cause.rule for cause in self.causes] or [row.what.role if row else ""]
+        return "|".join(filter(None, (CODE.get(one, "") for one in names)))
 
     @property
     def lines(self) -> list[str]:

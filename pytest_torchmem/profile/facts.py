@@ -241,7 +241,8 @@ class CodeChange(NamedTuple):
             return pairs.count("-+"), abs(self.meant - before - first)
 
         first = min(firsts, key=cuts)
-        if most == 1 and (came := re.match("-+[+]", signs[first:])):
+        ends = self.rows[first].text.lstrip().startswith(("@", "with "))  # what had no other line
+        if most == 1 and not ends and (came := re.match("-+[+]", signs[first:])):
             first += came.end() - 1
         elif 0 < first < self.meant and signs[first - 1 : first + 1] == "-+":
             first += 1

@@ -133,7 +133,7 @@ def place(diagnosis: Diagnosis) -> str:
     return joined(_inside(source, module), line, called)
 
 
-_MOST_CAUSES, MOST_LINES_OF_CODE, _MOST_OF_ONE, _MOST_PLACES = 3, 14, 6, 6
+_MOST_CAUSES, MOST_LINES_OF_CODE, _MOST_OF_ONE, _MOST_PLACES = 3, 14, 4, 6
 CODE = "code that changed since the snapshot"
 
 
@@ -155,7 +155,7 @@ def told(diagnosis: Diagnosis | None) -> tuple[Told, ...]:
 def code_of(diagnosis: Diagnosis, most: int) -> str:
     """Return the code that changed in at most ``most`` lines, and where what has no room is."""
     shown, left, places = list[str](), dict[str, set[int]](), list[str]()
-    most_of_one = _MOST_OF_ONE if diagnosis.changed[2:] else most
+    most_of_one = _MOST_OF_ONE if diagnosis.changed[1:] else most
     for change in diagnosis.changed:
         of_one = most_of_one + (len(change.rows) == most_of_one + 1)  # no single row is left out
         room = most - _height(shown)

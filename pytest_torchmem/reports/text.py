@@ -41,8 +41,9 @@ _WORTH_A_FIGURE = 10_000
 _WORTH_A_SENTENCE = 4
 """What would help saves this part of what has to go."""
 _SHORTER = (
-    *((0, 3, 3, 0), *((0, 1, 1, fewer) for fewer in range(10))),
-    *((0, 1, 0, fewer) for fewer in range(9, 13)),
+    *((0, 3, 3, 0), *((0, 2, 1, fewer) for fewer in range(4))),
+    *((0, 2, 0, fewer) for fewer in range(6)),
+    *((0, 1, 0, fewer) for fewer in range(13)),
 )
 """What remains of a message with less and less room: empty lines between its parts, place and
 causes of the first device, those of others, and which of the texts on code."""
@@ -155,7 +156,12 @@ def _text(told: Sequence[Told], advice: Iterable[str], most: int, *, verbose: bo
         if left - _lines(figures, gap) < _ONE_ROW:
             pairs = zip(told, [own, *[others] * len(told[1:])], strict=True)
             shorter = [
-                replace(one, more=one.more[:n], code=one.code[codes:] or one.code[-1:])
+                replace(
+                    one,
+                    more=one.more[:n],
+                    code=one.code[codes:] or one.code[-1:],
+                    first=one.first if n or not one.cause else "",
+                )
                 for one, n in pairs
             ]
             heads, gap = _heads(shorter), gaps
@@ -197,12 +203,13 @@ def _heads(told: Sequence[Told]) -> list[str]:
             by_cause.setdefault(one.first, [placed[one.first]])
             continue
         known = by_cause.setdefault(one.reason, [])
-        other = one.figure if one.figure != figures.setdefault(one.reason, one.figure) else ""
+        known_figure = figures.setdefault(one.reason, one.figure)
+        other = one.figure if one.figure != known_figure or not known else ""
         same = layout.joined(layout.joined(one.size, other, separator=" "), one.where)
-        same += ": for the same reason" if one.cause[0] else ""
+        same += ": for the same reason" if one.cause[0] and known else ""
         code = one.code[: not any(other.code for other in told[: told.index(one)])]
         news = [part for part in (*one.more[:1], *code, *one.more[1:]) if part not in said]
-        known += [layout.wrapped(same)] if known else [one.first, *news]
+        known += [layout.wrapped(same)] if known or not one.first else [one.first, *news]
         said.update(news)
     return ["\n".join(lines) for lines in by_cause.values()]
 

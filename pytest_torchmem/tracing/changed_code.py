@@ -242,7 +242,7 @@ class _Likely:
         signs = 2 * news + text + (is_other and not news)
         level = self.level(name, row.row.number)
         signs += (level < self.far) + 2 * (level == 0)
-        signs += min(len(same), _MOST_SAID)
+        signs += min(len(same), _MOST_SAID) + row.is_setting
         is_other = self._words.isdisjoint(WORD.findall(row.text))
         sets = _SETS_NAME.match(row.text) if row.row.sign == "+" and not row.note else None
         is_unread = sets is not None and self._read[sets[1].removeprefix("self.")] < 2
@@ -261,13 +261,16 @@ def _telling(rows: Sequence[Row], near: Collection[int]) -> tuple[list[Row], boo
     best = min(rows[at].order for at in told)
     ranked = {at for at in told if rows[at].order == best or rows[at].row.number in near}
     paired = {at for at, one in enumerate(rows) if one.is_pair and rows[at - 1].news == one.news}
-    pairs = ({at - 1, at} for at in paired)
-    kept = sorted(ranked.union(*(one for one in pairs if not ranked.isdisjoint(one))))
-    end = kept[-1] + 1 + rows[kept[-1]].row.text.endswith(":")  # with the first line of a block
-    noted = {at for at in kept if at in paired and rows[at].note}  # which is shorter
-    kept = [at for at in kept if at + 1 not in noted]
-    between = (at for at in range(kept[0], min(end, len(rows))) if rows[at].row.sign == " ")
-    shown = sorted({*kept, *between})
+    start, end = min(ranked), max(ranked) + 1
+    start -= start in paired
+    end += rows[end - 1].row.text.endswith(":") and end < len(
+        rows
+    )  # with the first line of a block
+    signs = "".join(one.row.sign for one in rows)
+    if signs[end - 1] == "-" and not _AROUND.match(rows[end - 1].text):  # with what came for it
+        end += len(signs[end:]) - len(signs[end:].lstrip("+"))
+    noted = {at for at in paired if rows[at].note}  # which is shorter
+    shown = (at for at in range(start, end) if at + 1 not in noted)
     return [rows[at]._replace(is_pair=rows[at].is_pair and at not in noted) for at in shown], False
 
 

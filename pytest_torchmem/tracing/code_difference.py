@@ -7,7 +7,7 @@ import operator
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from difflib import SequenceMatcher, get_close_matches
+from difflib import SequenceMatcher
 from enum import IntEnum
 from functools import partial
 from itertools import groupby, pairwise
@@ -20,6 +20,8 @@ from pytest_torchmem.tracing.code import NAME, letters_of
 
 _LONGEST = 160
 """Characters of lines that are gone."""
+_ALIKE = 0.6
+"""How alike a line is to one that it was."""
 _FAR = 6
 """Lines, beyond which two that changed are no one change."""
 _CAME, STOOD = "  # came: ", "  # stood "
@@ -372,13 +374,18 @@ def _pairs(gone: Mapping[int, str], came: Mapping[int, str]) -> dict[int, int]:
     """Return by positions of new lines those of the former ones that set the same, or else that
     they are most like.
     """
-    left, found = {text: at for at, text in sorted(gone.items())}, dict[int, int]()
-    targets = {target: text for text in left if (target := target_of(text))}
-    same = {at: targets.get(target_of(text), "") for at, text in came.items()}
-    for at, text in sorted(came.items(), key=lambda one: not same[one[0]]):
-        own = [one for one in (same[at],) if one in left]
-        for like in own or get_close_matches(text, left, 1):
-            found[at] = left.pop(like)
+    alike, found = list[tuple[bool, float, int, int]](), dict[int, int]()
+    for at, text in came.items():
+        matched, target = SequenceMatcher(b=text), target_of(text)
+        for was, then in gone.items():
+            matched.set_seq1(then)
+            is_other = not target or target_of(then) != target
+            quick = matched.real_quick_ratio, matched.quick_ratio, matched.ratio
+            if not is_other or all(ratio() >= _ALIKE for ratio in quick):
+                alike.append((is_other, -matched.ratio(), at, was))
+    for *_, at, was in sorted(alike):
+        if at not in found and was not in found.values():
+            found[at] = was
     return found
 
 
