@@ -1,7 +1,5 @@
 """An update of snapshot files, and which of their entries belong to tests that are gone."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence

@@ -3,8 +3,6 @@
 What makes an allocation is seldom what was changed: a failure shows the lines that changed.
 """
 
-from __future__ import annotations
-
 import operator
 import os
 import re

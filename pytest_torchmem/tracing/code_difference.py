@@ -1,7 +1,5 @@
 """How a function of the program differs from what it was: as a diff, without what is no news."""
 
-from __future__ import annotations
-
 import ast
 import operator
 import re
