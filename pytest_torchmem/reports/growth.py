@@ -374,10 +374,19 @@ def also(one: Told) -> str:
     """Return in words what is told beside the first cause: another one, or code that changed."""
     if one.why != CODE:
         return wrapped(f"Also: {joined(one.why, one.where, separator=': ')}")
-    return lines_of_code(CODE.capitalize(), one.where)
+    return _below(CODE.capitalize(), one.where)
 
 
-def lines_of_code(head: str, text: str) -> str:
+def lines_of_code(head: str, diagnosis: Diagnosis, most: int) -> str:
+    """Return the code that changed with a head in at most ``most`` lines of a terminal, "" if none
+    did; of the fewest that tell anything if there is no room.
+    """
+    texts = (_below(head, code_of(diagnosis, one)) for one in range(most, 0, -1))
+    fitting = (one for one in texts if one.count("\n") < most)
+    return next(fitting, _below(head, code_of(diagnosis, 1))) if diagnosis.changed else ""
+
+
+def _below(head: str, text: str) -> str:
     """Return the text of code below a head, or beside it if it is one line."""
     lines = text.split("\n")
     if not lines[1:]:

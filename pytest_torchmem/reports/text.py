@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from linecache import getline
 from typing import TYPE_CHECKING, Any
 
@@ -29,9 +30,8 @@ MOST_LINES = 25
 _FEWEST_LINES = 6
 """Of rows with their title, for which the figures of other devices make room."""
 
-_LINES_OF_CODE = range(14, 1, -1)
-"""Those that are told, fewer where there is less room."""
-_LINES_OF_CODE_BY_GIT = 9, 7, 5, 3
+_LINES_OF_CODE = 2, 15
+"""The fewest and the most that are told, with their head."""
 _LINES_OF_ORIGINS = 19
 """Of what leads to the largest, with the code that changed last and what would help."""
 _MOST_FIGURES = 2
@@ -40,13 +40,9 @@ _WORTH_A_FIGURE = 10_000
 """The part of the largest change that a figure has to have, unless every one is told."""
 _WORTH_A_SENTENCE = 4
 """What would help saves this part of what has to go."""
-_SHORTER = (
-    *((0, 3, 3, 0), *((0, 2, 1, fewer) for fewer in range(4))),
-    *((0, 2, 0, fewer) for fewer in range(6)),
-    *((0, 1, 0, fewer) for fewer in range(13)),
-)
+_SHORTER = (0, 3, 3, 15), (0, 2, 1, 12), (0, 2, 0, 10), (0, 1, 0, 0)
 """What remains of a message with less and less room: empty lines between its parts, place and
-causes of the first device, those of others, and which of the texts on code."""
+causes of the first device, those of others, and how many lines of code have to have room then."""
 _ONE_ROW = 3
 """Lines of one row with its title and the sum of the others; its place has a fourth one."""
 
@@ -77,8 +73,8 @@ class Told:
     where: str = ""
     more: Sequence[str] = ()
     """Of what grew the place, and further causes with theirs."""
-    code: Sequence[str] = ()
-    """The code that changed, and that of fewer functions."""
+    code: Callable[[int], str] | None = None
+    """Returns the code that changed in at most so many lines."""
 
 
 def message(result: CheckResult, *, verbose: bool = False) -> str:
@@ -120,8 +116,8 @@ def together(
     elsewhere = tests[0] if all(test not in ("", nodeid) for test in tests) else ""
     what_to_do = dict.fromkeys(check.advice for check in failures if check.advice)
     if elsewhere and not verbose:
-        shorter = [replace(one, code=one.code[-1:]) for one in told]
-        return _shown([*_heads(shorter), f"The same as in {elsewhere}", *what_to_do])
+        heads = _heads(told, _code(told, _LINES_OF_CODE[0]))
+        return _shown([*heads, f"The same as in {elsewhere}", *what_to_do])
     return _text(told, [*what_to_do], most, verbose=verbose)
 
 
@@ -135,7 +131,8 @@ def headlines(failures: Sequence[Check]) -> str:
 
 def _text(told: Sequence[Told], advice: Iterable[str], most: int, *, verbose: bool) -> str:
     """Return a message of what is told, of the ``most`` lines unless it is to be ``verbose``."""
-    heads, each = _heads(told), [one.rows for one in told]
+    whole, each = _code(told, _LINES_OF_CODE[1]), [one.rows for one in told]
+    heads = _heads(told, whole)
     if told[1:]:
         each = [replace(one.rows, title=f"{one.rows.title}, {one.where}") for one in told]
     rows = next((one for one in each if one.rows), growth.Section(""))
@@ -151,28 +148,35 @@ def _text(told: Sequence[Told], advice: Iterable[str], most: int, *, verbose: bo
         of = f", {told[0].where}" if told[1:] else ""  # the headlines have those of others
         figures = _figures(told[:1], every=False, of=of, most=_MOST_FIGURES)
     # A row says more than further causes and than where others are, and code more than its place.
-    gap = 1
-    for gaps, own, others, codes in _SHORTER:
-        if left - _lines(figures, gap) < _ONE_ROW:
-            pairs = zip(told, [own, *[others] * len(told[1:])], strict=True)
-            shorter = [
-                replace(
-                    one,
-                    more=one.more[:n],
-                    code=one.code[codes:] or one.code[-1:],
-                    first=one.first if n or not one.cause else "",
-                )
-                for one, n in pairs
-            ]
-            heads, gap = _heads(shorter), gaps
-            left = most - _lines([*heads, *sections, *advice], gap)
-    left = max(left - _lines(figures, gap), _ONE_ROW)
+    gap, left = 1, left - _lines(figures)
+    for gaps, own, others, least in _SHORTER if left < _ONE_ROW else ():
+        pairs = zip(told, [own, *[others] * len(told[1:])], strict=True)
+        shorter = [
+            replace(one, more=one.more[:n], first=one.first if n or not one.cause else "")
+            for one, n in pairs
+        ]
+        bare, gap = [*_heads(shorter), *sections, *figures, *advice], gaps
+        left = most - _lines(bare, gap)
+        code = _code(told, max(left - _ONE_ROW, _LINES_OF_CODE[0]))
+        heads, left = _heads(shorter, code), left - _height(code)
+        if left >= _ONE_ROW and _height(code) >= min(least, _height(whole)):
+            break
+    left = max(left, _ONE_ROW)
     # Without a snapshot the code says more than what is alive, most of which was there before.
     alive = filter(None, [rows.text(lines=left)])
     middle = (
         [*alive, *sections] if figures or any(one.cause for one in told) else [*sections, *alive]
     )
     return _shown([*heads, *middle, *figures, *advice], gap)
+
+
+def _code(told: Sequence[Told], most: int) -> str:
+    """Return the code that changed, the same for all devices, in at most ``most`` lines."""
+    return next((one.code(most) for one in told if one.code is not None), "")
+
+
+def _height(text: str) -> int:
+    return text.count("\n") + 1 if text else 0
 
 
 def _lines(parts: Iterable[str], gap: int = 1) -> int:
@@ -194,8 +198,9 @@ def _told(result: CheckResult) -> list[Told]:
     return [replace(one, where=where_of(result.key)) for one in told]
 
 
-def _heads(told: Sequence[Told]) -> list[str]:
-    """Return the headlines: those of one cause together, which is told once."""
+def _heads(told: Sequence[Told], code: str = "") -> list[str]:
+    """Return the headlines: those of one cause together, which is told once, with the ``code``."""
+    coded = next((one for one in told if one.code is not None), None)
     by_cause: dict[object, list[str]] = {}
     placed, said, figures = _placed(told), set[str](), dict[object, str]()
     for one in told:
@@ -207,8 +212,8 @@ def _heads(told: Sequence[Told]) -> list[str]:
         other = one.figure if one.figure != known_figure or not known else ""
         same = layout.joined(layout.joined(one.size, other, separator=" "), one.where)
         same += ": for the same reason" if one.cause[0] and known else ""
-        code = one.code[: not any(other.code for other in told[: told.index(one)])]
-        news = [part for part in (*one.more[:1], *code, *one.more[1:]) if part not in said]
+        below = *one.more[:1], code if one is coded else "", *one.more[1:]
+        news = [part for part in below if part and part not in said]
         known += [layout.wrapped(same)] if known or not one.first else [one.first, *news]
         said.update(news)
     return ["\n".join(lines) for lines in by_cause.values()]
@@ -332,10 +337,6 @@ def _explained(
     why, place = growth.why(diagnosis), growth.place(diagnosis)
     beside = growth.told(diagnosis)[1:]
     code = next((one for one in beside if one.why == growth.CODE), None)
-    codes = []
-    if code is not None:
-        texts = (growth.code_of(diagnosis, most) for most in _LINES_OF_CODE)
-        codes = [code._replace(where=one) for one in texts]
     what = f"{layout.joined(*number, separator=' ')}, {where_of(result.key)}"
     headline = layout.wrapped(layout.joined(what, why, separator=": "), first=True)
     others = _not_run(comparison.having(Verdict.NOT_RUN))
@@ -356,7 +357,7 @@ def _explained(
             *filter(None, [layout.wrapped(place)]),
             *(growth.also(one) for one in beside if one is not code),
         ],
-        code=[*map(growth.also, codes)],
+        code=partial(growth.lines_of_code, growth.CODE.capitalize(), diagnosis) if code else None,
     )
 
 
@@ -437,21 +438,17 @@ def _origins(contents: PeakContents) -> list[str]:
     by_part = f"By module: {listed(sizes, _MOST_MODULES)}" if sizes else ""
     outside = f"outside of modules {format_size(parts[''])}" if by_part and "" in parts else ""
     by_part = layout.joined(by_part, outside, separator="; ")
-    found, less = list[str](), _less(contents)
-    for number in _LINES_OF_CODE_BY_GIT:
-        code = growth.code_of(diagnosis, number)
-        leading = where and f"{_leading(diagnosis)}: {where}"
-        said = [layout.wrapped(one) for one in (contents.called, leading) if one]
-        if code:
-            said.append(growth.lines_of_code("Code that changed last, by git", code))
-        else:
-            sources = filter(None, map(_source, lines))
-            said += [layout.wrapped(one, "      ", start="  ") for one in sources]
-        said += [layout.wrapped(by_part)] if by_part else []
-        found = ["\n".join(said)] if said else []
-        if _lines([*found, *less]) <= _LINES_OF_ORIGINS:
-            break
-    return [*found, *less]
+    leading, less = where and f"{_leading(diagnosis)}: {where}", _less(contents)
+    said, by_parts = (
+        [layout.wrapped(one) for one in some if one]
+        for some in ((contents.called, leading), (by_part,))
+    )
+    room = _LINES_OF_ORIGINS - _lines(["\n".join([*said, *by_parts]), *less])
+    code = growth.lines_of_code("Code that changed last, by git", diagnosis, max(room, 2))
+    sources = [] if code else filter(None, map(_source, lines))
+    said += filter(None, [code, *(layout.wrapped(one, "      ", start="  ") for one in sources)])
+    found = "\n".join([*said, *by_parts])
+    return [*filter(None, [found]), *less]
 
 
 def _leading(diagnosis: Diagnosis) -> str:
@@ -580,7 +577,6 @@ def _leaks(found: results.Leaks, result: CheckResult) -> Told:
             "with torchmem.check(fn, steps=4)"
         )
     diagnosis = found.diagnosis or Diagnosis(steps.difference)
-    code = growth.code_of(diagnosis, _LINES_OF_CODE[0])
     of_host = " of host memory" if found.on_host else ""
     place, number = growth.place(diagnosis), f"{growth.signed(steps.most)}{of_host}"
     why = f"{found.holder} holds it, " if found.holder else ""
@@ -590,7 +586,7 @@ def _leaks(found: results.Leaks, result: CheckResult) -> Told:
     return Told(
         layout.wrapped(headline, first=True),
         more=[layout.wrapped(place)],
-        code=[growth.lines_of_code("Code that changed", code)] if code else [],
+        code=partial(growth.lines_of_code, "Code that changed", diagnosis),
         rows=stays,
         cause=(headline, place),
         size=headline,
