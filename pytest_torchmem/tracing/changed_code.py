@@ -93,8 +93,9 @@ def changed_code(
     code = _Comparison(before, now, growth.renamed, versions)
     likely = _Likely(growth, now)
     found = list[tuple[tuple[int, ...], CodeChange]]()
-    for name in likely.levels if before else ():
-        changes, since = code.changes(name), code.since(name)
+    sides = ((name, code.changes(name), code.since(name)) for name in now)
+    gone = ((name, [rows], "gone") for name, rows in code.gone())
+    for name, changes, since in (*sides, *gone) if before else ():
         if since == UNREACHED and likely.levels[name] == likely.far:
             telling = ([one for one in rows if likely.meant.search(one.news)] for rows in changes)
             changes = [*filter(None, telling)] or [rows[:1] for rows in changes]
@@ -105,13 +106,9 @@ def changed_code(
             best = [at for at, one in enumerate(keys) if one == min(keys)]
             best = [at for at in best if shown[at].row.sign == "+"] or best
             key, meant = min(keys), best[0 if len(best) == len(keys) else len(best) // 2]
-            is_far = bool(since) and likely.levels[name] == likely.far
-            function = is_far, *likely.of_function(name)
+            level = likely.levels.get(name, likely.far)
+            function = bool(since) and level == likely.far, level, name.endswith(": ")
             found.append(((says_little, *key, *function), _change(name, shown, meant, since)))
-    for name, rows in code.gone():
-        keys = likely.keys(name, rows)
-        rank = False, *min(keys), True, *likely.of_function(name)
-        found.append((rank, _change(name, rows, keys.index(min(keys)), "gone")))
     if growth.renamed and not found:
         return changed_code(before, now, growth._replace(renamed={}), versions)
     found.sort(key=operator.itemgetter(0))
@@ -212,10 +209,6 @@ class _Likely:
             name: min((self.level(name, one) for one in lines), default=self.far)
             for name, lines in now.items()
         }
-
-    def of_function(self, name: str) -> tuple[int, bool]:
-        """Return how near a function is, and whether it is none, but what a file has beside."""
-        return self.levels.get(name, self.far), name.endswith(": ")
 
     def level(self, name: str, number: int) -> int:
         """Return how near the line of a function is, ``far`` of one that is not."""
