@@ -625,8 +625,6 @@ def holder_of(evidence: Evidence, rows: Iterable[Row]) -> str:
 _FIRST_OF_EQUAL = ("arguments", "gradients recorded")
 """What a call says does something, where an attribute may do nothing; and with gradients layers may
 call others than their fast path does."""
-_LAST_OF_EQUAL = ("copy",)
-"""Who keeps it is nearer to the cause."""
 
 
 def _found(rule: Rule, evidence: Evidence) -> Cause | None:
@@ -661,7 +659,7 @@ def _in_order(evidence: Evidence) -> list[Cause]:
         role = one.row.what.role if one.row is not None else ""
         keeps = role in KEPT and role not in kept and one.rule in _KEEPING_RULES
         is_anew = keeps and 2 * one.nbytes >= growth
-        of_equal = one.rule in _LAST_OF_EQUAL, one.rule not in _FIRST_OF_EQUAL
+        of_equal = one.rule == "copy", one.rule not in _FIRST_OF_EQUAL  # who keeps one says more
         return ranks[one.rule], not is_anew, -one.nbytes, *of_equal
 
     return sorted(weighty, key=order)  # of equal weight in the order of the rules

@@ -4,9 +4,10 @@ import inspect
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from _pytest.nodes import Node
 
 from pytest_torchmem.checks import (
     DEFAULT_DEVICES,
@@ -37,9 +38,6 @@ from pytest_torchmem.snapshots.tolerance import (
 )
 from pytest_torchmem.targets.gpus import find_gpu
 from pytest_torchmem.targets.world import check_ranks, check_world_size
-
-if TYPE_CHECKING:
-    from _pytest.nodes import Node
 
 
 def read_settings(config: pytest.Config) -> Settings:

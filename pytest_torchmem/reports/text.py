@@ -116,8 +116,7 @@ def together(
     elsewhere = tests[0] if all(test not in ("", nodeid) for test in tests) else ""
     what_to_do = dict.fromkeys(check.advice for check in failures if check.advice)
     if elsewhere and not verbose:
-        heads = _heads(told, _code(told, _LINES_OF_CODE[0]))
-        return _shown([*heads, f"The same as in {elsewhere}", *what_to_do])
+        return _shown([*_heads(told), f"The same as in {elsewhere}", *what_to_do])
     return _text(told, [*what_to_do], most, verbose=verbose)
 
 

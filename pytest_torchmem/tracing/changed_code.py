@@ -291,17 +291,14 @@ def _is_new(name: str, before: Mapping[str, str], versions: Versions) -> bool:
     own = {one: text for one, text in before.items() if one.startswith(f"{file}: ")}
     known = [*versions(os.path.abspath(file))]
     if not known:  # of a file that is not committed, where others are
-        return any(any(versions(os.path.abspath(one))) for one in _files_of(before))
+        files = {name.partition(": ")[0] for name in before if ": " in name}
+        return any(any(versions(os.path.abspath(one))) for one in files)
     for version in known if own else ():
         parts = parts_of(version)
         then = texts_of({f"{file}: {one}": lines for one, (_, lines) in parts.items()})
         if own.items() <= then.items():
             return function not in parts
     return False
-
-
-def _files_of(code: Iterable[str]) -> list[str]:
-    return [*dict.fromkeys(name.partition(": ")[0] for name in code if ": " in name)]
 
 
 def _first_lines(near: Sequence[str], now: Code) -> dict[str, int]:
@@ -420,7 +417,7 @@ def _defined(lines: Iterable[str]) -> set[str]:
     for line in lines:
         is_head = HEAD.match(line.strip())
         found.update((OWN_WORD if is_head else _SETS_NAME).findall(line))
-    return found
+    return {one for one in found if not (one[0].isdecimal() or one in kwlist)}  # as defaults have
 
 
 def _with_names(

@@ -406,15 +406,14 @@ def _difference(was: str, now: str) -> tuple[str, str]:
     changes = [one for one in matched if one[0] != "equal"]
     gone = ["".join(then[start:stop]).strip(" ,") for _, start, stop, *_ in changes]
     came = ["".join(there[first:last]).strip(" ,") for *_, first, last in changes]
-    note = ""
+    note, named = "", [_named_value(then, start, stop) for _, start, stop, *_ in changes]
     are_values = all(map(_VALUE.fullmatch, (*gone, *came)))
     are_constants = [*map(_constants, gone)] == [[one] for one in gone]
     if not any(gone) and any(came) and all(map(_is_whole, came)):
         note = f"{_CAME}{listed([*filter(None, came)])}"
     elif gone and are_values and (are_constants or len(gone) == 1):
-        named = [_named_value(then, start, stop) for _, start, stop, *_ in changes]
         note = f"  # was: {listed(named, len(named)) if named[1:] else gone[0]}"
-    return note, " ".join((*gone, *came))
+    return note, " ".join((*named, *came))
 
 
 def _constants(text: str) -> list[str]:
