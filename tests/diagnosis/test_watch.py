@@ -258,7 +258,7 @@ def test_what_programs_keep_tensors_in(keep: Callable[[Keeper], Tensor], name: s
 CODE = """from functools import cache; import hypothesis
 WIDTH = 4
 @cache
-def scaled(x):
+def scaled(x, deep=False):
     '''Doc.'''
     return x * WIDTH
 class Net:
@@ -280,6 +280,7 @@ BODY, IS = "y = scaled(x)\n        return y", "y = scaled(x)"
         ("= 4", "= 4  # comment", []),
         ("return x\n", "return 1\n", []),  # of what is not called
         ("= 4", "= 8", ["2: WIDTH = 8  # was: 4"]),
+        ("=False", "=True", ["4: def scaled(x, deep=True):  # was: False"]),
         ("x *", "x +", ["6\n  - return x * WIDTH\n  + return x + WIDTH"]),
         ("scaled", "wide", []),
         ("Net", "Model", []),
