@@ -15,14 +15,7 @@ from pytest_torchmem.diagnosis.difference import MomentDifference, Row, moved_li
 from pytest_torchmem.diagnosis.provenance import NOTHING_RAN, Provenance
 from pytest_torchmem.errors import warn_of_defect
 from pytest_torchmem.printable import listed
-from pytest_torchmem.profile.facts import (
-    Counts,
-    FactChange,
-    Topic,
-    changed_facts,
-    exchanged,
-    lacking,
-)
+from pytest_torchmem.profile.facts import Counts, FactChange, Topic, changed_facts, lacking
 from pytest_torchmem.profile.module_paths import EveryNumber, fold, unfold
 from pytest_torchmem.profile.timeline import Allocation, Kind, Origin, Role
 from pytest_torchmem.snapshots.alive import Alive, Group, What
@@ -559,11 +552,11 @@ def _with_switch(evidence: Evidence, found: Cause) -> Cause:
     """
     place = found.row.what.module if found.row is not None else ""
     near = (one for one in evidence.about(Topic.LAYERS) if place and within(one.name, place))
+    meant = re.compile(CODE.get(found.rule, "$^"))
     for change, own in ((one, own) for one in near for own in one.now):
-        gone, _ = exchanged(change.before, change.now)
+        gone = lacking(change.before, change.now)
         was: Mapping[str, Any] = gone[0].settings if gone else {}
         names = [name for name, value in own.settings.items() if type(value) in (bool, str)]
-        meant = re.compile(CODE.get(found.rule, "$^"))
         told = [one for one in names if one in was and was[one] != own.settings[one]]
         told += [one for one in names if not change.before and meant.search(one)]
         if told and not own.is_of_torch and told[0] not in found.text:

@@ -157,8 +157,8 @@ def _text(told: Sequence[Told], advice: Iterable[str], most: int, *, verbose: bo
         bare, gap = [*_heads(shorter), *sections, *figures, *advice], gaps
         left = most - _lines(bare, gap)
         code = _code(told, max(left - _ONE_ROW, _LINES_OF_CODE[0]))
-        heads, left = _heads(shorter, code), left - _height(code)
-        if left >= _ONE_ROW and _height(code) >= min(least, _height(whole)):
+        heads, left = _heads(shorter, code), left - _lines(code, 0)
+        if left >= _ONE_ROW and _lines(code, 0) >= min(least, _lines(whole, 0)):
             break
     left = max(left, _ONE_ROW)
     # Without a snapshot the code says more than what is alive, most of which was there before.
@@ -169,13 +169,9 @@ def _text(told: Sequence[Told], advice: Iterable[str], most: int, *, verbose: bo
     return _shown([*heads, *middle, *figures, *advice], gap)
 
 
-def _code(told: Sequence[Told], most: int) -> str:
+def _code(told: Sequence[Told], most: int) -> list[str]:
     """Return the code that changed, the same for all devices, in at most ``most`` lines."""
-    return next((one.code(most) for one in told if one.code is not None), "")
-
-
-def _height(text: str) -> int:
-    return text.count("\n") + 1 if text else 0
+    return [*filter(None, (one.code(most) for one in told if one.code is not None))][:1]
 
 
 def _lines(parts: Iterable[str], gap: int = 1) -> int:
@@ -197,7 +193,7 @@ def _told(result: CheckResult) -> list[Told]:
     return [replace(one, where=where_of(result.key)) for one in told]
 
 
-def _heads(told: Sequence[Told], code: str = "") -> list[str]:
+def _heads(told: Sequence[Told], code: Sequence[str] = ()) -> list[str]:
     """Return the headlines: those of one cause together, which is told once, with the ``code``."""
     coded = next((one for one in told if one.code is not None), None)
     by_cause: dict[object, list[str]] = {}
@@ -211,8 +207,8 @@ def _heads(told: Sequence[Told], code: str = "") -> list[str]:
         other = one.figure if one.figure != known_figure or not known else ""
         same = layout.joined(layout.joined(one.size, other, separator=" "), one.where)
         same += ": for the same reason" if one.cause[0] and known else ""
-        below = *one.more[:1], code if one is coded else "", *one.more[1:]
-        news = [part for part in below if part and part not in said]
+        below = *one.more[:1], *(code if one is coded else ()), *one.more[1:]
+        news = [part for part in below if part not in said]
         known += [layout.wrapped(same)] if known or not one.first else [one.first, *news]
         said.update(news)
     return ["\n".join(lines) for lines in by_cause.values()]

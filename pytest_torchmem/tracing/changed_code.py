@@ -254,9 +254,8 @@ def _telling(rows: Sequence[Row], near: Collection[int]) -> tuple[list[Row], boo
     paired = {at for at, one in enumerate(rows) if one.is_pair and rows[at - 1].news == one.news}
     start, end = min(ranked), max(ranked) + 1
     start -= start in paired
-    end += rows[end - 1].row.text.endswith(":") and end < len(
-        rows
-    )  # with the first line of a block
+    has_body = end < len(rows) and rows[end - 1].row.text.endswith(":")
+    end += has_body  # the first line of a block
     signs = "".join(one.row.sign for one in rows)
     if signs[end - 1] == "-" and not _AROUND.match(rows[end - 1].text):  # with what came for it
         end += len(signs[end:]) - len(signs[end:].lstrip("+"))
