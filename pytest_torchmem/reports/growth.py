@@ -13,7 +13,7 @@ from pytest_torchmem.printable import counted, listed
 from pytest_torchmem.profile.facts import UNREACHED
 from pytest_torchmem.profile.module_paths import fold, prefixes
 from pytest_torchmem.profile.timeline import Role
-from pytest_torchmem.reports.layout import in_two_lines, joined, width, wrapped
+from pytest_torchmem.reports.layout import PLAIN, in_two_lines, joined, lines_of, width, wrapped
 from pytest_torchmem.snapshots.alive import What
 from pytest_torchmem.snapshots.compare import Change, main_change
 from pytest_torchmem.snapshots.format import Entry, Told
@@ -133,7 +133,7 @@ def place(diagnosis: Diagnosis) -> str:
     return joined(_inside(source, module), line, called)
 
 
-_MOST_CAUSES, MOST_LINES_OF_CODE, _MOST_OF_ONE, _MOST_PLACES = 3, 14, 4, 6
+_MOST_CAUSES, _MOST_LINES_OF_CODE, _MOST_OF_ONE, _MOST_PLACES = 3, 14, 4, 6
 CODE = "code that changed since the snapshot"
 
 
@@ -147,7 +147,8 @@ def told(diagnosis: Diagnosis | None) -> tuple[Told, ...]:
     moment = found.moment, found.before, found.now
     first = Told(*moment, why(diagnosis), place(diagnosis))
     others = (Told(*moment, *one) for one in _others(diagnosis.causes[:_MOST_CAUSES]))
-    code = code_of(diagnosis, MOST_LINES_OF_CODE)
+    with lines_of(PLAIN):  # whatever the terminal: a snapshot may keep it
+        code = code_of(diagnosis, _MOST_LINES_OF_CODE)
     changed = [Told(*moment, CODE, code)] if code else []
     return (first, *changed, *others) if first.why else ()
 
