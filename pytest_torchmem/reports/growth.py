@@ -379,9 +379,7 @@ def also(one: Told) -> str:
 
 
 def lines_of_code(head: str, diagnosis: Diagnosis, most: int) -> str:
-    """Return the code that changed with a head in at most ``most`` lines of a terminal, "" if none
-    did; of the fewest that tell anything if there is no room.
-    """
+    """Return the code that changed, with a head, in at most ``most`` lines; "" if none did."""
     texts = (_below(head, code_of(diagnosis, one)) for one in range(most, 0, -1))
     fitting = (one for one in texts if one.count("\n") < most)
     return next(fitting, _below(head, code_of(diagnosis, 1))) if diagnosis.changed else ""

@@ -7,7 +7,7 @@ import operator
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from difflib import get_close_matches
 from itertools import pairwise
@@ -100,8 +100,7 @@ def changed_code(
             telling = ([one for one in rows if likely.meant.search(one.news)] for rows in changes)
             changes = [*filter(None, telling)] or [rows[:1] for rows in changes]
         for rows in changes:
-            near = [at for one in rows if likely.level(name, at := one.row.number) < likely.far]
-            shown, says_little = _telling(rows, near)
+            shown, says_little = _telling(rows, [likely.is_meant(name, one) for one in rows])
             keys = likely.keys(name, shown)
             best = [at for at, one in enumerate(keys) if one == min(keys)]
             best = [at for at in best if shown[at].row.sign == "+"] or best
@@ -210,6 +209,11 @@ class _Likely:
             for name, lines in now.items()
         }
 
+    def is_meant(self, name: str, row: Row) -> bool:
+        """Tell whether a row leads to the growth, or has what makes such a cause."""
+        is_near = self.level(name, row.row.number) < self.far
+        return is_near or bool(row.order is Order.MOVED and self.meant.search(row.news))
+
     def level(self, name: str, number: int) -> int:
         """Return how near the line of a function is, ``far`` of one that is not."""
         return self._at_near.get(f"{name.partition(': ')[0]}:{number}", self.far)
@@ -237,25 +241,23 @@ class _Likely:
         is_other = self._words.isdisjoint(WORD.findall(row.text))
         sets = _SETS_NAME.match(row.text) if row.row.sign == "+" and not row.note else None
         is_unread = sets is not None and self._read[sets[1].removeprefix("self.")] < 2
-        last = row.order is Order.SAME or is_unread
-        return last, -signs, row.order, not row.is_setting, is_other
+        return row.order is Order.SAME or is_unread, -signs, row.order, not row.is_setting, is_other
 
     def _meant_in(self, text: str) -> set[str]:
         return {one[0].lower() for one in self._words_meant.finditer(text)}
 
 
-def _telling(rows: Sequence[Row], near: Collection[int]) -> tuple[list[Row], bool]:
+def _telling(rows: Sequence[Row], are_meant: Sequence[bool]) -> tuple[list[Row], bool]:
     """Return the rows that are told, those to blame among them, and whether they say little."""
     told = [at for at, one in enumerate(rows) if one.row.sign != " " and not one.says_little]
     if not told:
         return [*rows], True
     best = min(rows[at].order for at in told)
-    ranked = {at for at in told if rows[at].order == best or rows[at].row.number in near}
+    ranked = {at for at in told if rows[at].order == best or are_meant[at]}
     paired = {at for at, one in enumerate(rows) if one.is_pair and rows[at - 1].news == one.news}
     start, end = min(ranked), max(ranked) + 1
     start -= start in paired
-    has_body = end < len(rows) and rows[end - 1].row.text.endswith(":")
-    end += has_body  # the first line of a block
+    end += end < len(rows) and rows[end - 1].row.text.endswith(":")  # a block has its first line
     signs = "".join(one.row.sign for one in rows)
     if signs[end - 1] == "-" and not _AROUND.match(rows[end - 1].text):  # with what came for it
         end += len(signs[end:]) - len(signs[end:].lstrip("+"))

@@ -569,7 +569,8 @@ def no_longer_in_place(evidence: Evidence) -> Cause | None:
         calls, left = change.before, change.now
         plain = change.name.removesuffix("_")
         rows = [row for row in evidence.came() if row.what.source.partition(".")[0] == plain]
-        if calls > left and rows and not _is_written_anew(evidence, causes.shown_by(rows)):
+        are_more = any(evidence.rose(row.what.source) for row in rows)
+        if calls > left and are_more and not _is_written_anew(evidence, causes.shown_by(rows)):
             if double_precision(evidence):  # which cannot be written to what is narrower
                 return None
             lost = str(calls - left)
