@@ -20,6 +20,8 @@ _LONGEST = 160
 """Characters of lines that are gone."""
 _ALIKE = 0.6
 """How alike a line is to one that it was."""
+_MOST_PAIRS = 2_500
+"""Of lines that are compared for it."""
 _FAR = 6
 """Lines, beyond which two that changed are no one change."""
 _CAME, STOOD = "  # came: ", "  # stood "
@@ -373,11 +375,17 @@ def _pairs(gone: Mapping[int, str], came: Mapping[int, str]) -> dict[int, int]:
     they are most like.
     """
     alike, found = list[tuple[bool, float, int, int]](), dict[int, int]()
+    are_few, targets = (
+        len(gone) * len(came) <= _MOST_PAIRS,
+        {at: target_of(gone[at]) for at in gone},
+    )
     for at, text in came.items():
         matched, target = SequenceMatcher(b=text), target_of(text)
         for was, then in gone.items():
+            is_other = not target or targets[was] != target
+            if is_other and not are_few:
+                continue
             matched.set_seq1(then)
-            is_other = not target or target_of(then) != target
             quick = matched.real_quick_ratio, matched.quick_ratio, matched.ratio
             if not is_other or all(ratio() >= _ALIKE for ratio in quick):
                 alike.append((is_other, -matched.ratio(), at, was))
