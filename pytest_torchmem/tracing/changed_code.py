@@ -54,7 +54,7 @@ _MAKES_GROW = {
     "+": re.compile(r"(?!no_grad|inference_mode|detach)"),
     " ": re.compile(""),
 }
-"""Words that make memory grow where they are gone, and where they come."""
+"""By signs: the words that make memory grow where they are gone, or where they come."""
 
 Versions = Callable[[str], Iterable[str]]
 """Yields the texts that a file of the program had."""

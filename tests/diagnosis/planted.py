@@ -2075,7 +2075,7 @@ def stem_is_trained_in_training_mode(wrong: bool) -> Step:
     return model, (torch.zeros(512, 32),), {}
 
 
-@planted("checkpoint", ".*.mlp is; Inward has inward=True, and had False", "Inward.*", "aten::")
+@planted("checkpoint", "mlp is; Inward has inward=True, and had", "Inward.*", "aten::", "")
 def checkpoint_moved_inward(wrong: bool) -> Step:
     class Layer(Parts):
         def forward(self, x: Tensor) -> Tensor:
