@@ -449,7 +449,7 @@ class DeviceCheck:
         paths = seen.callers.get(found.place, ()) if seen is not None else ()
         near = [found.place[1], *found.lines, *chain(*paths), *(one for _, one in found.places)]
         near = [*dict.fromkeys((*near, *chain(*found.leads.values())))]
-        growth = Growth(near, found.words, found.code, found.renamed)
+        growth = Growth(near, found.words, found.code, found.renamed, found.switch)
         try:
             now, then = self.code(), before.facts.get(Topic.CODE, {}) if before else None
             then = last_committed(now, committed_text) if then is None else then

@@ -562,7 +562,8 @@ def _with_switch(evidence: Evidence, found: Cause) -> Cause:
         if told and not own.is_of_torch and told[0] not in found.text:
             words = f"; {evidence.module(change.name, own.numbers)} has {told[0]}="
             words += f"{own.settings[told[0]]}{f', and had {was[told[0]]}' if was else ''}"
-            return replace(found, aside=found.aside + words)
+            values = {**found.values, "switch": f"{own.kind}.{told[0]}"}
+            return replace(found, values=values, aside=found.aside + words)
     return found
 
 

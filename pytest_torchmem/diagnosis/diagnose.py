@@ -102,6 +102,11 @@ class Diagnosis:
         return "|".join(filter(None, (CODE.get(one, "") for one in names)))
 
     @property
+    def switch(self) -> str:
+        """The attribute with its class that may be the reason, "" if none is another one."""
+        return next((cause.values.get("switch", "") for cause in self.causes[:1]), "")
+
+    @property
     def lines(self) -> list[str]:
         """The lines that the first cause names."""
         return [line for cause in self.causes[:1] for line in _LINE.findall(cause.text)]

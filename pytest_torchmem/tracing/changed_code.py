@@ -71,6 +71,8 @@ class Growth(NamedTuple):
     """A pattern of what code has that makes such a cause."""
     renamed: Mapping[str, str] = {}
     """Attributes that are modules, with what their names were."""
+    switch: str = ""
+    """The attribute with its class that is another one: what sets it is told if unchanged."""
 
 
 _UNKNOWN = Growth()
@@ -90,7 +92,7 @@ def changed_code(
     no news; nor are imports beside what they serve. Where ``versions`` have the very lines of the
     snapshot, what stood there is told.
     """
-    code = _Comparison(before, now, growth.renamed, versions)
+    code = _Comparison(before, now, growth, versions)
     likely = _Likely(growth, now)
     found = list[tuple[tuple[int, ...], CodeChange]]()
     sides = ((name, code.changes(name), code.since(name)) for name in now)
@@ -119,13 +121,14 @@ class _Comparison:
     """The code of a snapshot and that of now: which function was which, and what changed in it."""
 
     def __init__(
-        self, before: Mapping[str, str], now: Code, names: Mapping[str, str], versions: Versions
+        self, before: Mapping[str, str], now: Code, growth: Growth, versions: Versions
     ) -> None:
-        self._before, self._now, self._names, self._versions = before, now, names, versions
+        self._before, self._now, self._versions = before, now, versions
+        self._names, self._switch = growth.renamed, growth.switch.rpartition(".")
         self._texts = texts_of(now)
         self._were = were = _counterparts(before, self._texts, now)
         self._former_names, self._new_names = _renamed_names(before, now, were, versions)
-        self._named = {**names, **_renamed(were)}
+        self._named = {**growth.renamed, **_renamed(were)}
         self._moved = _moved(before, now, were)
         claims = _claims(before, now, were, self._moved, versions)
         for (name, _), (then, _) in claims.items():
@@ -166,13 +169,24 @@ class _Comparison:
             found = [*own.changes()]
         elif was != text and lines:
             found = [rows_of_new(name, lines, self._moved[0], self._claims)]
+        known = {*letters_by_line(was)}
+        told = [*self._set_in(name, known)]
         if (self._names or self._former_names) and 0 not in lines:
-            known = {*letters_by_line(was)}
-            told = [*_with_names(name, lines, self._names, self._former_names, known)]
+            told += _with_names(name, lines, self._names, self._former_names, known)
+        if told:
             at_told = {one.row.number for one in told}
             rest = ([one for one in rows if one.row.number not in at_told] for rows in found)
             found = [*([one] for one in told), *filter(None, rest)]
         return found
+
+    def _set_in(self, name: str, known: AbstractSet[str]) -> Iterator[Row]:
+        """Yield the ``known`` lines of a function that set the attribute which is another one."""
+        kind, _, attribute = self._switch
+        is_of_it = bool(kind) and name.rpartition(": ")[2].startswith(f"{kind}.")
+        for number, line in self._now[name].items() if is_of_it else ():
+            if line[:2] in known and _SETS_NAME.findall(line[2:]) == [f"self.{attribute}"]:
+                shown = f"{line[2:].strip()}  # unchanged"
+                yield Row(Order.NEWS, line[2:], CodeRow("+", number, shown))
 
     def gone(self) -> Iterator[tuple[str, list[Row]]]:
         """Yield functions that are no longer there, with what of them no other one has."""

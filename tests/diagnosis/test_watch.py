@@ -401,6 +401,9 @@ def test_a_text_that_says_a_name_that_code_had_is_told() -> None:
     near = Growth(near=["a.py:5"])
     found = [*map(str, changed_code(texts_of(before), now, near, lambda file: [former]))]
     assert found == [f"a.py:1: {preset}  # unchanged: nothing is called recompute now"]
+    before["a.py: Layer.run"], switch = now["a.py: Layer.run"], Growth(switch="Layer.recomputed")
+    found = [*map(str, changed_code(texts_of(before), now, switch))]
+    assert found[0] == "a.py:5: self.recomputed = 1  # unchanged"
 
 
 class _Filled:
