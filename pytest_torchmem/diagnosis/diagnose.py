@@ -70,16 +70,14 @@ class Diagnosis:
     @property
     def places(self) -> dict[tuple[str, str], set[What]]:
         """Modules and lines that may be to blame, those of the causes and of the largest rows, and
-        what these rows are.
+        what the first of these rows there is.
         """
         rows = (*(cause.row for cause in self.causes), *self.difference.came[:_MOST_SHOWN])
         origins = (self.written, *(cause.origin for cause in self.causes))
         shown = [row for row in rows if row is not None and row.what.line]
         places = [(fold(one.module)[0], one.line) for one in origins if one and one.line]
-        return {
-            place: {row.what for row in shown if row.place == place}
-            for place in (*places, *(row.place for row in shown))
-        }
+        own = {row.place: {row.what} for row in reversed(shown)}
+        return {place: own.get(place, set()) for place in (*places, *(row.place for row in shown))}
 
     @property
     def words(self) -> set[str]:

@@ -463,7 +463,7 @@ def _makes(evidence: Evidence, names: Sequence[str], first: Row) -> str:
     largest = max(made, key=lambda one: one.nbytes, default=None)
     if largest is None or not largest.dtype:
         return ""
-    most = " at most" if len(names) > 1 else ""
+    most = "the largest makes " if len(names) > 1 else ""
     tensor = first.what.tensor if first.what.nbytes == largest.nbytes else largest.tensor
     tensor = tensor if len({one.dtype for one in made}) == 1 else format_size(largest.nbytes)
     given = [one for one in evidence.ran.read(evidence.ran.index(largest)) if one.dtype]
@@ -471,7 +471,7 @@ def _makes(evidence: Evidence, names: Sequence[str], first: Row) -> str:
     of = f", of {source.tensor}" if _MANY_TIMES * source.nbytes <= largest.nbytes else ""
     is_of_mask = any(evidence.ran.allocation(index) is largest for index in _masks(evidence))
     mask = ", for the mask of attention" if is_of_mask else ""
-    return f" ({tensor}{most}{of}{mask})"
+    return f" ({most}{tensor}{of}{mask})"
 
 
 _MANY_TIMES = 4
