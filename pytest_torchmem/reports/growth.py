@@ -71,10 +71,10 @@ class Section:
                 break
             number -= 1
         if lines is not None and number == 1:  # whose place has no room
-            whole = shown[0].split("\n")
-            shown[0] = "\n".join(whole[: max(lines - 2, 1)])
-            if len(whole) > max(lines - 2, 1):
-                shown[0] = shown[0].rpartition(",")[0] or shown[0]
+            size, what, where = self.rows[0]
+            shorter = (what, where), (what, ""), (what.rpartition(", ")[0] or what, "")
+            texts = ["\n".join(_two_lines(self._size(size), *one)) for one in shorter]
+            shown[0] = next((one for one in texts if one.count("\n") < lines - 2), texts[-1])
         return "\n".join([head, *shown[:number], *self._others(number)])
 
     def _others(self, shown: int) -> Iterator[str]:
