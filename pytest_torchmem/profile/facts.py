@@ -211,6 +211,8 @@ class CodeChange(NamedTuple):
     rows: tuple[CodeRow, ...]
     meant: int
     """The position of the row that is most likely meant."""
+    likely: tuple[int, ...] = ()
+    """The positions of lines with what may be the cause, the likeliest first."""
     where: str = ""
     """The function, where it is new or gone."""
 
@@ -229,16 +231,17 @@ class CodeChange(NamedTuple):
         return [f"{self.file}:{one.number}" for one in self.rows if one.sign == "+"]
 
     def around(self, most: int) -> tuple[CodeRow, ...]:
-        """Return at most ``most`` rows, those around the one that is most likely meant; none that
-        is gone without the next one, or the other way.
+        """Return at most ``most`` rows, those around the one that is most likely meant, with others
+        that are likely; none that is gone without the next one, or the other way.
         """
         signs, before = "".join(one.sign for one in self.rows), (most - 1) // 2
         last = min(self.meant, max(0, len(signs) - most))
         firsts = range(max(0, min(last, self.meant - most + 1)), last + 1)
 
-        def cuts(first: int) -> tuple[int, int]:
+        def cuts(first: int) -> tuple[int, list[bool], int]:
             pairs = signs[max(first - 1, 0) : first + 1], signs[first + most - 1 :][:2]
-            return pairs.count("-+"), abs(self.meant - before - first)
+            lacks = [not first <= at < first + most for at in self.likely]
+            return pairs.count("-+"), lacks, abs(self.meant - before - first)
 
         first = min(firsts, key=cuts)
         ends = self.rows[first].text.lstrip().startswith(("@", "with "))  # what had no other line

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from pytest_torchmem.figures import END, RESERVED, RETAINED, label
 from pytest_torchmem.printable import counted, listed
-from pytest_torchmem.profile.facts import UNREACHED
+from pytest_torchmem.profile.facts import UNREACHED, CodeChange
 from pytest_torchmem.profile.module_paths import fold, prefixes
 from pytest_torchmem.profile.timeline import Role
 from pytest_torchmem.reports.layout import PLAIN, in_two_lines, joined, lines_of, width, wrapped
@@ -156,12 +156,7 @@ def told(diagnosis: Diagnosis | None) -> tuple[Told, ...]:
 def code_of(diagnosis: Diagnosis, most: int) -> str:
     """Return the code that changed in at most ``most`` lines, and where what has no room is."""
     shown, left, places = list[str](), dict[str, set[int]](), list[str]()
-    most_of_one = _MOST_OF_ONE if diagnosis.changed[1:] else most
-    for change in diagnosis.changed:
-        of_one = most_of_one + (len(change.rows) == most_of_one + 1)  # no single row is left out
-        room = most - _height(shown)
-        fitting = (one for one in range(of_one, 0, -1) if _height(change.lines(one)) <= room)
-        number = next(fitting, 0)
+    for change, number in zip(diagnosis.changed, _told_of(diagnosis.changed, most), strict=True):
         rows = change.around(number) if number else ()
         shown += change.lines(number) if number else ()
         if UNREACHED not in change.where:
@@ -175,6 +170,26 @@ def code_of(diagnosis: Diagnosis, most: int) -> str:
             places.append(f"{file}:{start}" + (f"-{end}" if end > start else ""))
     others = [f"and {listed(places, _MOST_PLACES)}"] if places else []
     return "\n".join([*shown, *others])
+
+
+def _told_of(changes: Sequence[CodeChange], most: int) -> list[int]:
+    """Return how many rows of each change are told: as many as leave room for all that are likely,
+    and of one alone as many as there is room for.
+    """
+    numbers, likely = list[int](), any(one.likely for one in changes)
+    for of_one in range(max(most, _MOST_OF_ONE), _MOST_OF_ONE - 1, -1):
+        numbers, room = [], most
+        for change in changes:
+            at_most = of_one + (len(change.rows) == of_one + 1)  # no single row is left out
+            most_rows = min(at_most, room)
+            heights = ((one, _height(change.lines(one))) for one in range(most_rows, 0, -1))
+            number, height = next((one for one in heights if one[1] <= room), (0, 0))
+            numbers.append(number)
+            room -= height
+        left = (one for one, number in zip(changes, numbers, strict=True) if not number)
+        if not any(one.likely or not likely for one in left):
+            break
+    return numbers
 
 
 def _height(lines: Iterable[str]) -> int:

@@ -104,12 +104,10 @@ def changed_code(
         for rows in changes:
             shown, says_little = _telling(rows, [likely.is_meant(name, one) for one in rows])
             keys = likely.keys(name, shown)
-            best = [at for at, one in enumerate(keys) if one == min(keys)]
-            best = [at for at in best if shown[at].row.sign == "+"] or best
-            key, meant = min(keys), best[0 if len(best) == len(keys) else len(best) // 2]
             level = likely.levels.get(name, likely.far)
             function = bool(since) and level == likely.far, level, name.endswith(": ")
-            found.append(((says_little, *key, *function), _change(name, shown, meant, since)))
+            change = _change(name, shown, keys, since)
+            found.append(((says_little, *min(keys), *function), change))
     if growth.renamed and not found:
         return changed_code(before, now, growth._replace(renamed={}), versions)
     found.sort(key=operator.itemgetter(0))
@@ -280,17 +278,24 @@ def _telling(rows: Sequence[Row], are_meant: Sequence[bool]) -> tuple[list[Row],
     return [rows[at]._replace(is_pair=rows[at].is_pair and at not in noted) for at in shown], False
 
 
-def _change(name: str, rows: Sequence[Row], meant: int, since: str) -> CodeChange:
+def _change(
+    name: str, rows: Sequence[Row], keys: Sequence[tuple[int, ...]], since: str
+) -> CodeChange:
     """Return rows of a function as what changed; ``since`` says that it is new."""
     file, _, function = name.partition(": ")
-    own = []
+    came = [at for at, one in enumerate(rows) if one.row.sign == "+"]
+    least, own = min(keys), list[CodeRow]()
+    best = [at for at, one in enumerate(keys) if one == least]
+    best = [at for at in best if at in came] or best
+    meant = best[0 if len(best) == len(keys) else len(best) // 2]
+    likely = tuple(sorted((at for at in came if keys[at][1] < 0), key=keys.__getitem__))
     for before, one in pairwise((rows[0], *rows)):
         was = f"  # was: {shortened([before.row.text.strip()])}" if before.row.sign == "-" else ""
         text, note = (one.row.text, one.note or was) if one.is_pair else (one.text, "")
         own.append(one.row._replace(text=text, note=note))
     if since and function and (own[1:] or not NAME.search(own[0].text)):
         since = f"in {function.rpartition('.')[2]}, {since}"
-    return CodeChange(file, tuple(own), meant, since)
+    return CodeChange(file, tuple(own), meant, likely, since)
 
 
 def _said(text: str) -> set[str]:

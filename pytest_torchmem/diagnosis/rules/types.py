@@ -182,12 +182,13 @@ def wider_type(evidence: Evidence) -> Cause | None:
     if types["now"] not in {what.dtype for what in evidence.known()}:  # there was none of it
         wider = [row for row in evidence.came() if row.what.dtype == types["now"]]
     own = {(row.what.module, row.what.dtype) for row in wider if row.what.role == Role.PARAMETER}
-    wider += [  # what is converted for wider parameters, in their module or around them
+    cast = [row for row in evidence.came(*MADE) if row.what.source == CONVERTS and row not in wider]
+    dtypes = {row: {one.dtype for one in evidence.ran.read(evidence.first(row))} for row in cast}
+    wider += [  # what is converted for wider parameters, in their module or around them, or back
         row
-        for row in evidence.came(*MADE)
-        if row.what.source == CONVERTS
-        and any(row.what.dtype == of and causes.within(row.what.module, path) for path, of in own)
-        and row not in wider
+        for row in cast
+        if any(row.what.dtype == of and causes.within(row.what.module, path) for path, of in own)
+        or (row.what.dtype == types["before"] and types["now"] in dtypes[row])
     ]
     source = first.what.source
     if rows[first].source == CONVERTS != source and "float" in rows[first].dtype:
