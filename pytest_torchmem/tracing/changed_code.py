@@ -28,7 +28,6 @@ from pytest_torchmem.tracing.code_difference import (
     renamed_variables,
     rows_of_new,
     shortened,
-    target_of,
     without_secrets,
 )
 from pytest_torchmem.tracing.sources import text_of
@@ -41,8 +40,6 @@ _FEW_LINES = 3
 """Of a function that one line of another does not show to be that."""
 _MOST_PAIRS = 10_000
 """Of functions that are compared for it."""
-_MOST_SAID = 3
-"""Words of a cause that count in one line."""
 _AROUND = re.compile(r"\s*(@|(async )?with\b)")
 _BEGINS = re.compile(r"\s*(@|(async )?def |class )")
 _TEXTS = re.compile(r""""[^"]*"|'[^']*'|(?<=Namespace\().*|(?<=\bdict\().*""")
@@ -86,9 +83,9 @@ def changed_code(
 ) -> list[CodeChange]:
     """Return the code that a snapshot has otherwise, what is most likely meant first.
 
-    First come those with what makes such a cause, or a word of it, then functions with lines near
-    the growth, in their order, then others; new functions elsewhere and lines with other names of
-    variables alone are last. Modules, functions and classes of another name or in another file are
+    First come those with what makes such a cause and lines near the growth, then others in the
+    order in which the test leads to them; lines with other names of variables alone are last.
+    Modules, functions and classes of another name or in another file are
     no news; nor are imports beside what they serve. Where ``versions`` have the very lines of the
     snapshot, what stood there is told.
     """
@@ -104,10 +101,7 @@ def changed_code(
         for rows in changes:
             shown, says_little = _telling(rows, [likely.is_meant(name, one) for one in rows])
             keys = likely.keys(name, shown)
-            level = likely.levels.get(name, likely.far)
-            function = bool(since) and level == likely.far, level, name.endswith(": ")
-            change = _change(name, shown, keys, since)
-            found.append(((says_little, *min(keys), *function), change))
+            found.append(((says_little, *min(keys)), _change(name, shown, keys, since)))
     if growth.renamed and not found:
         return changed_code(before, now, growth._replace(renamed={}), versions)
     found.sort(key=operator.itemgetter(0))
@@ -211,7 +205,7 @@ class _Likely:
 
     def __init__(self, growth: Growth, now: Code) -> None:
         self._at_near, self.far = _first_lines(growth.near, now), len(growth.near)
-        self._words, self._said = growth.words, _said(" ".join(growth.words))
+        self._words = growth.words
         every = (line[2:] for lines in now.values() for line in lines.values())
         self._read = Counter(word for line in every for word in WORD.findall(line))
         self.meant = re.compile(growth.code or "$^", re.IGNORECASE)
@@ -239,8 +233,6 @@ class _Likely:
         return [self._key(name, row, still) for row in rows]
 
     def _key(self, name: str, row: Row, still: AbstractSet[str]) -> tuple[int, ...]:
-        said = f"{row.news} {target_of(row.text)}"
-        same = self._said & _said(said)
         news, text = (
             any(_MAKES_GROW[row.row.sign].match(word) for word in words)
             for words in (self._meant_in(row.news) - still, self._meant_in(row.text))
@@ -249,7 +241,7 @@ class _Likely:
         signs = 2 * news + text + (is_other and not news)
         level = self.level(name, row.row.number)
         signs += (level < self.far) + 2 * (level == 0)
-        signs += min(len(same), _MOST_SAID) + row.is_setting
+        signs += row.is_setting
         is_other = self._words.isdisjoint(WORD.findall(row.text))
         sets = _SETS_NAME.match(row.text) if row.row.sign == "+" and not row.note else None
         is_unread = sets is not None and self._read[sets[1].removeprefix("self.")] < 2
@@ -296,13 +288,6 @@ def _change(
     if since and function and (own[1:] or not NAME.search(own[0].text)):
         since = f"in {function.rpartition('.')[2]}, {since}"
     return CodeChange(file, tuple(own), meant, likely, since)
-
-
-def _said(text: str) -> set[str]:
-    """Return the words and numbers of a text, as it does not matter how they are written."""
-    words = [word for word in WORD.findall(text) if word[2:] and word.title() not in kwlist]
-    parts = (part for word in words for part in word.split("_") if part[2:])
-    return {word.replace("_", "").lower() for word in (*words, *parts)}
 
 
 def _is_new(name: str, before: Mapping[str, str], versions: Versions) -> bool:
