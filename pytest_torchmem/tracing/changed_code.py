@@ -22,6 +22,7 @@ from pytest_torchmem.tracing.code_difference import (
     WORD,
     Claims,
     FunctionDifference,
+    Moved,
     Order,
     Row,
     letters_by_line,
@@ -240,12 +241,12 @@ class _Likely:
         is_other = text and bool(row.is_pair or row.note)  # what it is given, for example
         signs = 2 * news + text + (is_other and not news)
         level = self.level(name, row.row.number)
-        signs += (level < self.far) + 2 * (level == 0)
+        signs += (level < self.far) + (level <= 1) + (level == 0)
         signs += row.is_setting
         is_other = self._words.isdisjoint(WORD.findall(row.text))
         sets = _SETS_NAME.match(row.text) if row.row.sign == "+" and not row.note else None
         is_unread = sets is not None and self._read[sets[1].removeprefix("self.")] < 2
-        return row.order is Order.SAME or is_unread, -signs, row.order, not row.is_setting, is_other
+        return row.order is Order.SAME or is_unread, -signs, row.order, is_other
 
     def _meant_in(self, text: str) -> set[str]:
         return {one[0].lower() for one in self._words_meant.finditer(text)}
@@ -343,35 +344,33 @@ def _counted(text: str, without: AbstractSet[str]) -> Counter[str]:
     return Counter(one for one in letters_by_line(text) if one not in without)
 
 
-def _moved(
-    before: Mapping[str, str], now: Code, were: Mapping[str, str]
-) -> tuple[dict[str, str], set[str]]:
-    """Return the letters of lines that functions lost, with these, and of those that any got; what
-    begins a block or decorates a function is no line that moves.
+def _moved(before: Mapping[str, str], now: Code, were: Mapping[str, str]) -> Moved:
+    """Return the letters of lines that functions lost, with these, of those that any got, and of
+    what begins a block or decorates a function, which is no line that moves, with who got it.
     """
-    heirs, got = dict[str, set[str]](), set[str]()
+    heirs, got, around = dict[str, set[str]](), set[str](), dict[str, str]()
     for name, lines in now.items():
         then = were.get(name, "")
         heirs.setdefault(then, set()).update(line[:2] for line in lines.values())
-        moving = (one for one in lines.values() if not _AROUND.match(one[2:]))
-        got |= {line[:2] for line in moving}.difference(letters_by_line(before.get(then, "")))
+        known = {*letters_by_line(before.get(then, ""))}
+        for line in (one for one in lines.values() if one[:2] not in known):
+            if _AROUND.match(line[2:]):
+                around[line[:2]] = name
+            else:
+                got.add(line[:2])
     lost = {
         letters: name
         for name, text in before.items()
         for letters in {*letters_by_line(text)} - heirs.get(name, set())
     }
-    return lost, got
+    return lost, got, around
 
 
 def _claims(
-    before: Mapping[str, str],
-    now: Code,
-    were: Mapping[str, str],
-    moved: tuple[Mapping[str, str], AbstractSet[str]],
-    versions: Versions,
+    before: Mapping[str, str], now: Code, were: Mapping[str, str], moved: Moved, versions: Versions
 ) -> Claims:
     """Return which lines came from another function and are others there."""
-    (lost, got), left, found = moved, dict[str, str](), dict[tuple[str, int], tuple[str, str]]()
+    (lost, got, _), left, found = moved, dict[str, str](), dict[tuple[str, int], tuple[str, str]]()
     for name in sorted({*lost.values()}):
         former = _lines_then(name, before[name], versions).values()
         lines = zip(letters_by_line(before[name]), former, strict=False)

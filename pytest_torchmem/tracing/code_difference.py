@@ -92,6 +92,10 @@ Claims = Mapping[tuple[str, int], tuple[str, str]]
 """By functions and numbers the lines that are like one that another function lost: it, and that."""
 
 
+Moved = tuple[Mapping[str, str], AbstractSet[str], Mapping[str, str]]
+"""By the letters of lines: who lost them, which any got, and of what does not move who got it."""
+
+
 class _Part(NamedTuple):
     """Lines that follow each other: where they stood, and where those are that stand there now."""
 
@@ -113,10 +117,10 @@ class FunctionDifference:
         names: Mapping[str, str],
         anew: Sequence[Mapping[str, str]],
         former: Sequence[str],
-        moved: tuple[Mapping[str, str], AbstractSet[str]],
+        moved: Moved,
         claims: Claims,
     ) -> None:
-        self._name, self._former, (self._lost, got), self._claims = name, former, moved, claims
+        self._name, self._former, self._moved, self._claims = name, former, moved, claims
         self._numbers, self._letters = [*lines], [line[:2] for line in lines.values()]
         self._now = [without_secrets(line[2:]) for line in lines.values()]
         # Where the texts are known, what only stands in another block is the same line.
@@ -138,10 +142,10 @@ class FunctionDifference:
         came = [at for part in changed for at in part.now]
         kept, elsewhere = {self._keys[at] for at in came}, {text for _, text in claims.values()}
         gone = (at for part in changed for at in part.then if then[at] not in kept)
-        gone = (at for at in gone if was[2 * at : 2 * at + 2] not in got)
+        gone = (at for at in gone if was[2 * at : 2 * at + 2] not in moved[1])
         self._gone = {at for at in gone if not former or former[at].strip() not in elsewhere}
         new = (at for at in came if self._keys[at] not in self._stood)
-        fresh = {at: self._now[at].strip() for at in new if self._letters[at] not in self._lost}
+        fresh = {at: self._now[at].strip() for at in new if self._letters[at] not in self._moved[0]}
         self._pairs = _pairs({at: former[at].strip() for at in self._gone if former}, fresh)
 
     def _by_block(self, matched: Iterable[tuple[str, int, int, int, int]]) -> Iterator[_Part]:
@@ -233,7 +237,9 @@ class FunctionDifference:
         row = CodeRow("-", self._numbers[min(at, len(self._numbers) - 1)], text)
         if pair is not None:
             return Row(pair.order, pair.news, row)
-        return Row(Order.SAME if text.strip() in self._as_before else Order.NEWS, text, row)
+        heir = self._moved[2].get(letters_of(text), "").rpartition(": ")[2]
+        note = f"  # {heir} has it now" if heir else ""
+        return Row(Order.SAME if text.strip() in self._as_before else Order.NEWS, text, row, note)
 
     def _new(self, at: int, group: Sequence[_Part]) -> Row:
         """Return the row of a line that came, with what is known of where it comes from."""
@@ -243,8 +249,8 @@ class FunctionDifference:
         then = range(group[0].then.start, group[-1].then.stop)
         if stood is not None and (self._former or stood not in group):
             note = self._passed(at, stood)
-        elif stood is None and self._letters[at] in self._lost:
-            order, note = Order.MOVED, _from(self._lost[self._letters[at]])
+        elif stood is None and self._letters[at] in self._moved[0]:
+            order, note = Order.MOVED, _from(self._moved[0][self._letters[at]])
         elif pair is not None:
             was = self._former[pair].strip()
             note, news = _difference(was, text)

@@ -361,7 +361,8 @@ def together(holders: Sequence[str]) -> str:
     holders = [fold(one)[0] for one in holders] if len({*holders}) > 1 else holders
     most = max(holders, key=lambda one: (holders.count(one), not one.startswith("the variable ")))
     names = [one for one in dict.fromkeys(holders) if 2 * holders.count(one) > holders.count(most)]
-    are_two = len(names) == 2 and all(one.startswith(_IN_CONTAINERS) for one in names)
+    are_two = len({one.partition(" (")[0] for one in names}) == len(names) == 2
+    are_two = are_two and all(one.startswith(_IN_CONTAINERS) for one in names)
     return " and ".join(names) if are_two else most
 
 

@@ -341,16 +341,17 @@ LATER = """def begin(x, width, depth=2):
     return full(
         (width, width), y, dtype=long,
     )
+@cache
 def log(x):
     s = scaled(x, length)
     emit(x, "stem_", flush=True)
 """
 CHANGED = {
     "full": "5: return full((width, width), y, dtype=long)  # was: length",
-    "cache": "1\n  - @cache",
+    "cache": "1\n  - @cache  # log has it now",
     "made": "4: y = made(one, 4)",
-    "x.dtype": "9: s = scaled(x, length)  # was: s = scaled(x, length).to(x.dtype), in begin",
-    "flush": '10: emit(x, "stem_", flush=True)  # which is in the name stem_0 now',
+    "x.dtype": "10: s = scaled(x, length)  # was: s = scaled(x, length).to(x.dtype), in begin",
+    "flush": '11: emit(x, "stem_", flush=True)  # which is in the name stem_0 now',
 }
 
 
