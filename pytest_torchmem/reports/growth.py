@@ -36,6 +36,8 @@ _MANY = 2
 """Shapes of one operator, or operators of one shape, beyond which they are one row."""
 _SHOWN: dict[str, str] = {Role.EARLIER: "made before this step"}
 """Roles in other words than a snapshot has: there may have been no step before."""
+_BEFORE_CALLS = (Role.PARAMETER, Role.BUFFER)
+"""Roles of what no call of a module makes."""
 _NOT_ALIVE = "not alive now"
 """At the moment: it may be made, and freed before it."""
 _DIRECTORIES = re.compile(r"(?<=, )[^\s,]*/(?=[^\s/]+:\d[^:]*$)")
@@ -259,6 +261,9 @@ def _inside(source: str, module: str) -> str:
 
 def _caller(diagnosis: Diagnosis, module: str, line: str) -> str:
     """Return the program's line behind a library's, "" for a line of the program's own."""
+    row = diagnosis.leading_row
+    if diagnosis.origin is None and row is not None and row.what.role in _BEFORE_CALLS:
+        return ""
     if found := diagnosis.library_lines.get((fold(module)[0], line)):
         return found
     around = [fold(path)[0] for path in prefixes(module)]

@@ -251,7 +251,9 @@ def _figures(
         # The overall peak is most often that of a phase which is there too.
         changes = [c for c in one.changes if c.figure != PEAK or (c.before, c.now) not in phases]
         changes = [c for c in changes if _growth_of(c) >= least]
-        largest = sorted(changes, key=_growth_of, reverse=True)[:most]
+        # Of the one that the headline tells nothing is left out.
+        order = sorted(changes, key=lambda c: (label(c.figure) != one.figure, -_growth_of(c)))
+        largest = order[:most]
         changes = [c for c in changes if c in largest]
         if one.changes:
             tables[one.where] = one.all_changes if every else changes

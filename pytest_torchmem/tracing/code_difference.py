@@ -144,7 +144,9 @@ class FunctionDifference:
         gone = (at for part in changed for at in part.then if then[at] not in kept)
         gone = (at for at in gone if was[2 * at : 2 * at + 2] not in moved[1])
         self._gone = {at for at in gone if not former or former[at].strip() not in elsewhere}
-        new = (at for at in came if self._keys[at] not in self._stood)
+        new = [at for at in came if self._keys[at] not in self._stood]
+        within = "\n".join(self._now[at] for at in new)
+        self._gone -= {at for at in self._gone if former and _is_argument(former[at], within)}
         fresh = {at: self._now[at].strip() for at in new if self._letters[at] not in self._moved[0]}
         self._pairs = _pairs({at: former[at].strip() for at in self._gone if former}, fresh)
 
@@ -374,6 +376,12 @@ def _from_another(was: tuple[str, str], text: str) -> tuple[Order, str, str]:
     note = note or f"  # was: {shortened([then])}"
     where = name.rpartition(": ")[2].rpartition(".")[2] or "no function"
     return Order.NEWS, news, f"{note}, in {where}"
+
+
+def _is_argument(line: str, text: str) -> bool:
+    """Tell whether a line that is an argument of a longer statement is one of another in a text."""
+    own = re.escape(line.strip().removesuffix(","))
+    return "=" in own and re.search(rf"[(\[{{,]\s*{own}\s*[,)\]}}]", text) is not None
 
 
 def _pairs(gone: Mapping[int, str], came: Mapping[int, str]) -> dict[int, int]:
