@@ -491,8 +491,15 @@ def _in_the_place_of(evidence: Evidence, pattern: str) -> str:
         if path not in left
         and (path.rpartition(".")[0] == around or own == _kinds(evidence.then(Topic.LAYERS), path))
     )
-    otherwise = _otherwise_in(evidence, pattern, [*gone]) + _given_more(evidence, pattern, [*gone])
-    return f", in the place of {first_of(map(evidence.short, gone))}{otherwise}" if gone else ""
+    given = evidence.then(Topic.GIVEN).items()
+
+    def most_given(path: str) -> int:
+        inside = (one for name, own in given if within(path, name) for one in own)
+        return max((prod(one.shape) for one in inside), default=0)
+
+    most = sorted(gone, key=most_given, reverse=True)  # that whose shape is told
+    otherwise = _otherwise_in(evidence, pattern, most) + _given_more(evidence, pattern, most)
+    return f", in the place of {first_of(map(evidence.short, most))}{otherwise}" if gone else ""
 
 
 def _given_more(evidence: Evidence, pattern: str, gone: Sequence[str]) -> str:
