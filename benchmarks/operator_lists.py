@@ -39,7 +39,7 @@ from benchmarks.isolation.supervisor import Limits, Supervisor
 from pytest_torchmem import Gpu
 from pytest_torchmem.interception.interceptor import Interceptor
 from pytest_torchmem.interception.plan import remembered_plans
-from pytest_torchmem.measurement.copies import on_copies
+from pytest_torchmem.measurement.measured import on_copies
 from pytest_torchmem.operators.spec import spec_of
 from pytest_torchmem.step.step import Step
 from pytest_torchmem.targets.gpus import registered_gpus

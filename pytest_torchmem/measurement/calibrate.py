@@ -18,9 +18,8 @@ from torch import Tensor
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.journal.journal import generators_kept
 from pytest_torchmem.measurement import device as devices
-from pytest_torchmem.measurement.copies import on_copies
 from pytest_torchmem.measurement.device import Device
-from pytest_torchmem.measurement.measured import REQUESTED, run_warm
+from pytest_torchmem.measurement.measured import REQUESTED, on_copies, run_warm
 from pytest_torchmem.operators.registry import OperatorKind
 from pytest_torchmem.operators.spec import OperatorSpec, spec_of
 from pytest_torchmem.operators.workspace_of import key_of

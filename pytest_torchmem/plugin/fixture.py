@@ -231,7 +231,7 @@ def _traced(body: Callable[..., Any], checker: Checker) -> Callable[..., None]:
     def traced(*args: Any, **kwargs: Any) -> None:
         @contextmanager
         def copied(target: Any) -> Iterator[Callable[[], Any]]:
-            from pytest_torchmem.measurement.copies import on_copies
+            from pytest_torchmem.measurement.measured import on_copies
             from pytest_torchmem.step.step import Step
 
             # A fixture's model is not changed by a trace, and must not be by this either.

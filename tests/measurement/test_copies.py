@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import pytest_torchmem as torchmem
-from pytest_torchmem.measurement.copies import on_copies
+from pytest_torchmem.measurement.measured import on_copies
 from pytest_torchmem.profile.timeline import Phase
 from pytest_torchmem.step.step import Step, StepPhases
 

@@ -14,7 +14,7 @@ from torch import nn
 
 import pytest_torchmem as torchmem
 from pytest_torchmem.errors import UsageError
-from pytest_torchmem.measurement.events import MemoryEvent, with_other_threads
+from pytest_torchmem.measurement.timeline import MemoryEvent, with_other_threads
 from pytest_torchmem.profile.timeline import Kind, Phase
 from tests.modules import Parts
 
