@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from pytest_torchmem.checks import gpu as measuring
 from pytest_torchmem.checks import result as results
-from pytest_torchmem.checks.calibrations import CalibrationResult, Calibrations, told_figures
+from pytest_torchmem.checks.gpu import CalibrationResult, Calibrations, told_figures
 from pytest_torchmem.checks.request import CheckTarget, Limit, Request, Settings
 from pytest_torchmem.checks.result import Changed, CheckResult, Finding, Outcome, SnapshotResult
 from pytest_torchmem.errors import SnapshotError, UsageError, warn_of_defect
@@ -242,19 +242,28 @@ class Judge:
     def _against_limits(
         self, limits: list[Limit], before: Entry | None
     ) -> list[results.OverBudget]:
-        over = results.overruns(limits, self.profile.figures())
+        over, check = results.overruns(limits, self.profile.figures()), self.check
+        contents, measured_on = None, ""
         first = next((one.limit for one in over if one.value is not None), None)
         if first is not None:
-            now, check = entry_of(self.check.key, self.profile, lambda: self.alive), self.check
+            now = entry_of(check.key, self.profile, lambda: self.alive)
             known = now, self.profile, first, before, self.watched, check.with_code
-            return [_over_budget(over, results.contents(*known))]
-        if over:
-            return [_over_budget(over)]
+            contents = results.contents(*known)
         measured = self.run.measurement if self.run is not None else None
         # A limit is for the bytes of one GPU; another one's say nothing about it.
-        if measured is not None and measured.figures and measured.gpu == self.check.key.gpu:
-            over = results.overruns(limits, measured.figures)
-        return [_over_budget(over, measured_on=self.check.key.gpu)] if over else []
+        if not over and measured is not None and measured.gpu == check.key.gpu and measured.figures:
+            over, measured_on = results.overruns(limits, measured.figures), check.key.gpu
+        if not over:
+            return []
+        ran = any(overrun.value is not None for overrun in over)
+        return [
+            results.OverBudget(
+                outcome=Outcome.OVER_BUDGET if ran else Outcome.NOT_CHECKED,
+                overruns=over,
+                contents=contents,
+                measured_on=measured_on,
+            )
+        ]
 
     def _against_steps(self, before: Entry | None) -> list[Finding]:
         """Return by how much memory grows from step to step, where that may not be."""
@@ -316,18 +325,6 @@ class Judge:
         if before is not None and before.tolerance is not None:
             levels.insert(2, parse_rules(before.tolerance, "the entry's own tolerance"))
         return levels
-
-
-def _over_budget(
-    over: list[results.Overrun], contents: results.PeakContents | None = None, measured_on: str = ""
-) -> results.OverBudget:
-    ran = any(overrun.value is not None for overrun in over)
-    return results.OverBudget(
-        outcome=Outcome.OVER_BUDGET if ran else Outcome.NOT_CHECKED,
-        overruns=over,
-        contents=contents,
-        measured_on=measured_on,
-    )
 
 
 def _failing(findings: list[Finding]) -> bool:

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from pytest_torchmem.checks.calibrations import CalibrationResult
-from pytest_torchmem.checks.gpu import Measurement, RealRun
+from pytest_torchmem.checks.gpu import CalibrationResult, Measurement, RealRun
 from pytest_torchmem.checks.request import Bound, Budget, Limit
 from pytest_torchmem.figures import ALLOCATOR_PEAKS, HOST, PEAK, RESERVED
 from pytest_torchmem.printable import counted

@@ -24,30 +24,26 @@ import sys
 import sysconfig
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from enum import IntEnum
 from typing import IO, Any
 
 from pytest_torchmem.cudnn.questions import Answer, ExecutionPlan
 
-
-class Type(IntEnum):
-    """``cudnnBackendAttributeType_t``."""
-
-    DATA_TYPE = 1
-    BOOLEAN = 2
-    INT64 = 3
-    FLOAT = 4
-    DOUBLE = 5
-    CONVOLUTION_MODE = 7
-    HEURISTICS_MODE = 8
-    NUMERICAL_NOTE = 11
-    POINTWISE_MODE = 14
-    DESCRIPTOR = 15
-    BEHAVIOR_NOTE = 19
-    CHAR = 24
-
-
-Kinds = dict[str, tuple[int, dict[str, tuple[int, Type]]]]
+_ATTRIBUTES: dict[str, tuple[int, Any]] = {
+    "DATA_TYPE": (1, ctypes.c_int),
+    "BOOLEAN": (2, ctypes.c_bool),
+    "INT64": (3, ctypes.c_int64),
+    "FLOAT": (4, ctypes.c_float),
+    "DOUBLE": (5, ctypes.c_double),
+    "CONVOLUTION_MODE": (7, ctypes.c_int),
+    "HEURISTICS_MODE": (8, ctypes.c_int),
+    "NUMERICAL_NOTE": (11, ctypes.c_int),
+    "POINTWISE_MODE": (14, ctypes.c_int),
+    "DESCRIPTOR": (15, ctypes.c_void_p),
+    "BEHAVIOR_NOTE": (19, ctypes.c_int),
+    "CHAR": (24, ctypes.c_char),
+}
+"""``cudnnBackendAttributeType_t``, and what a value of it is in C."""
+Kinds = dict[str, tuple[int, dict[str, tuple[int, int, Any]]]]
 """The number of each kind of descriptor, and the number and type of each of its attributes."""
 
 
@@ -57,7 +53,8 @@ def _parsed(table: str) -> Kinds:
         kind, attributes = row.split(":")
         name, number = kind.split()
         listed = (one.split() for one in attributes.split(","))
-        found[name] = int(number), {one: (int(at), Type[type_]) for one, at, type_ in listed}
+        own = {one: (int(at), *_ATTRIBUTES[type_]) for one, at, type_ in listed}
+        found[name] = int(number), own
     return found
 
 
@@ -101,14 +98,6 @@ NOTES = (
     "winograd 13x13",
     "strict nan",
 )
-_C_TYPES: dict[Type, Any] = {
-    Type.BOOLEAN: ctypes.c_bool,
-    Type.INT64: ctypes.c_int64,
-    Type.FLOAT: ctypes.c_float,
-    Type.DOUBLE: ctypes.c_double,
-    Type.DESCRIPTOR: ctypes.c_void_p,
-    Type.CHAR: ctypes.c_char,
-}
 
 
 class CudnnError(Exception):
@@ -148,11 +137,11 @@ class Backend:
         for name, value in attributes.items():
             if value is None:
                 continue
-            number, type_ = _KINDS[kind][1][name]
-            if double and type_ is Type.FLOAT:
-                type_ = Type.DOUBLE
+            number, type_, in_c = _KINDS[kind][1][name]
+            if double and in_c is ctypes.c_float:
+                type_, in_c = _ATTRIBUTES["DOUBLE"]
             values = value if isinstance(value, (list, tuple, bytes)) else [value]
-            array = (_C_TYPES.get(type_, ctypes.c_int) * len(values))(*values)
+            array = (in_c * len(values))(*values)
             self._call("cudnnBackendSetAttribute", made, number, type_, len(values), array)
         self._call("cudnnBackendFinalize", made)
         return made
@@ -166,7 +155,7 @@ class Backend:
 
     def numbers(self, kind: str, of: int, attribute: str, most: int = 1) -> list[int]:
         """Return an attribute of a descriptor, at ``most`` so many numbers."""
-        array = (_C_TYPES.get(_KINDS[kind][1][attribute][1], ctypes.c_int) * most)()
+        array = (_KINDS[kind][1][attribute][2] * most)()
         found = self._read(kind, of, attribute, most, array)
         return list(array)[:found]
 
@@ -182,7 +171,7 @@ class Backend:
 
     def _read(self, kind: str, of: int, attribute: str, most: int, array: Any) -> int:
         count = ctypes.c_int64()
-        asked = of, *_KINDS[kind][1][attribute], most, ctypes.byref(count)
+        asked = of, *_KINDS[kind][1][attribute][:2], most, ctypes.byref(count)
         self._call("cudnnBackendGetAttribute", *asked, array)
         return count.value
 

@@ -196,8 +196,8 @@ class _RunHooks:
     def checker(self, item: pytest.Item) -> Checker:
         """Return what runs the checks of the present attempt at ``item``."""
         if _CHECKER not in item.stash:
-            from pytest_torchmem.checks.calibrations import Calibrations
             from pytest_torchmem.checks.check import Context
+            from pytest_torchmem.checks.gpu import Calibrations
             from pytest_torchmem.plugin.checker import Checker
             from pytest_torchmem.plugin.failure import OtherProcesses, follow_expectations
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pytest_torchmem import __version__
-from pytest_torchmem.checks.calibrations import update_calibrations
+from pytest_torchmem.checks.gpu import update_calibrations
 from pytest_torchmem.checks.request import Settings
 from pytest_torchmem.checks.result import Outcome
 from pytest_torchmem.errors import SnapshotError

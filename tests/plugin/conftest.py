@@ -290,11 +290,11 @@ def trace(target, *args, device="cpu", gpu=None, **kwargs):
         retained=size, end=size, torch_version="2.13.0+cpu", workload="w",
     )
 
-import pytest_torchmem.checks.calibrations, pytest_torchmem.checks.gpu
+import pytest_torchmem.checks.gpu
 import pytest_torchmem.plugin.fixture, pytest_torchmem.plugin.standing
 pytest_torchmem.checks.gpu.run_for_real = lambda *given: None
 if "torch" not in sys.modules:
-    pytest_torchmem.checks.calibrations.Calibrations.measure = lambda *given: None
+    pytest_torchmem.checks.gpu.Calibrations.measure = lambda *given: None
     state = types.SimpleNamespace(restore=lambda: None)
     pytest_torchmem.plugin.fixture._state_of = lambda *given: state
     pytest_torchmem.plugin.standing.find_torch = lambda: None

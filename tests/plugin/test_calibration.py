@@ -122,7 +122,7 @@ def test_the_fixtures_own_traces_take_it(project: Project, gpu: StandIn) -> None
 # Of a worker's run only the way of its figures is of interest: the profiler is the double's, and
 # what the GPU says follows from the test.
 ANSWERS = """
-from pytest_torchmem.checks.calibrations import CalibrationResult, Calibrations
+from pytest_torchmem.checks.gpu import CalibrationResult, Calibrations
 from pytest_torchmem.targets.gpus import WorkspaceSize, WorkspaceKey, Setup
 
 def measure(self, module, target):
