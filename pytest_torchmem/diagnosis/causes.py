@@ -15,7 +15,7 @@ from pytest_torchmem.diagnosis.difference import MomentDifference, Row, moved_li
 from pytest_torchmem.diagnosis.provenance import NOTHING_RAN, Provenance
 from pytest_torchmem.errors import warn_of_defect
 from pytest_torchmem.printable import listed
-from pytest_torchmem.profile.facts import Counts, FactChange, Topic, changed_facts, lacking
+from pytest_torchmem.profile.facts import Counts, FactChange, InMode, Topic, changed_facts, lacking
 from pytest_torchmem.profile.module_paths import EveryNumber, fold, unfold
 from pytest_torchmem.profile.timeline import Allocation, Kind, Origin, Role
 from pytest_torchmem.snapshots.alive import Alive, Group, What
@@ -498,6 +498,11 @@ def shown_by(rows: Sequence[Row]) -> Row:
     return first if first.change >= _MAIN * largest.change else largest
 
 
+def lost_of(change: FactChange, name: str) -> list[InMode]:
+    """Return the modes of a name that modules had and have no more."""
+    return [one for one in lacking(change.before, change.now) if one.name == name]
+
+
 def placed_in(pattern: str, found: Cause) -> Cause:
     """Return a cause with a place in the module that it is about: what its forward makes."""
     own = [row for row in found.rows if within(pattern, row.what.module) and row.what.line]
@@ -533,12 +538,8 @@ def _with_mode(evidence: Evidence, found: Cause) -> Cause:
     """Return a cause with the outermost modules that are in training mode, if they were not: it may
     be the reason.
     """
-    names = [
-        change.name
-        for change in evidence.about(Topic.MODES)
-        if "." not in change.name
-        and any(one.name == "eval" for one in lacking(change.before, change.now))
-    ]
+    outermost = (change for change in evidence.about(Topic.MODES) if "." not in change.name)
+    names = [change.name for change in outermost if lost_of(change, "eval")]
     if not names or "training mode" in found.text:
         return found
     verbs = ("are", "were") if names[1:] else ("is", "was")

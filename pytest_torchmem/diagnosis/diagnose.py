@@ -23,7 +23,6 @@ from pytest_torchmem.diagnosis.difference import (
 )
 from pytest_torchmem.diagnosis.names import with_names_of
 from pytest_torchmem.diagnosis.provenance import NOTHING_RAN, Provenance
-from pytest_torchmem.diagnosis.rules.setup import shown_geometries
 from pytest_torchmem.figures import HOST, PEAK, PHASE_PEAKS, RESERVED
 from pytest_torchmem.printable import listed
 from pytest_torchmem.profile.facts import CodeChange, Topic
@@ -197,11 +196,11 @@ def _diagnosed(
     evidence: Evidence, causes: tuple[Cause, ...], profile: MemoryProfile | None
 ) -> Diagnosis:
     """Return a diagnosis with what the run knows of its places."""
-    inputs = [change for change in evidence.facts if change.topic == Topic.INPUTS]
+    inputs = evidence.about(Topic.INPUTS)
     said = Diagnosis(
         evidence.difference,
         causes,
-        tuple((c.name, shown_geometries(c.before), shown_geometries(c.now)) for c in inputs),
+        tuple((c.name, "; ".join(map(str, c.before)), "; ".join(map(str, c.now))) for c in inputs),
         dict(profile.callers) if profile is not None else {},
         profile.library_lines if profile is not None else {},
         {

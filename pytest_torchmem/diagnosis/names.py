@@ -91,7 +91,9 @@ def _by_names(names: Mapping[str, str], layers: _Tree) -> _Moves:
     """Return what moves modules to other names, with fewer or more stars."""
 
     def moves(path: str, numbers: str) -> tuple[str, str]:
-        name = _renamed(path, names)
+        start, of, inner = path.rpartition(" of ")  # as in ``input of Net``
+        was = next((old for old in names if _is_in(inner, old)), None)
+        name = path if was is None else f"{start}{of}{names[was]}{inner.removeprefix(was)}"
         less = path.count("*") - name.count("*")
         if less > 0:
             return name, "/".join(numbers.split("/")[less:])
@@ -205,15 +207,6 @@ def _paths(layers: Iterable[str]) -> list[str]:
 
 def _tree(path: str, layers: _Tree) -> _Tree:
     return {name.removeprefix(path): own for name, own in layers.items() if _is_in(name, path)}
-
-
-def _renamed(name: str, names: Mapping[str, str]) -> str:
-    """Return a path, or what ends in one (``input of Net``), with its present name."""
-    start, of, path = name.rpartition(" of ")
-    for old, new in names.items():
-        if _is_in(path, old):
-            return f"{start}{of}{new}{path.removeprefix(old)}"
-    return name
 
 
 def _is_in(path: str, module: str) -> bool:

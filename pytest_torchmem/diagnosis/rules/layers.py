@@ -144,14 +144,9 @@ class LayerChange(NamedTuple):
 
         Which numbers of a program's own modules are widths is not known: a switch is none.
         """
-        if not self.is_same_class:
-            return False
-        sides = (self.layer, self.was), (self.was, self.layer)
-        return any(
+        return self.is_same_class and any(
             not is_width(name) and (self.layer.is_of_torch or type(value) not in (int, float))
-            for own, other in sides
-            for name, value in own.settings.items()
-            if other.settings.get(name) != value
+            for name, value in self.layer.settings.items() ^ self.was.settings.items()
         )
 
 
@@ -451,7 +446,7 @@ def new_module(evidence: Evidence) -> Cause | None:
         found = cause("new module", [*rows, *saved], module=path, new=new, instead=instead)
         if found is not None and found.row is not None and (saves or not found.row.what.line):
             found = causes.placed_in(pattern, found)
-        best = causes.largest(filter(None, (best, found)))
+        best = causes.largest((best, found))
     return best
 
 

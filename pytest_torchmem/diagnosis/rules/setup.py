@@ -5,7 +5,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from fractions import Fraction
 from math import prod
-from typing import Protocol
 
 from pytest_torchmem.diagnosis import causes
 from pytest_torchmem.diagnosis.causes import Cause, Evidence, cause, fact_rule, rule, times, within
@@ -19,6 +18,7 @@ from pytest_torchmem.profile import facts
 from pytest_torchmem.profile.facts import AUTOCAST, Calls, FactChange, Topic, parts_of
 from pytest_torchmem.profile.module_paths import ALL, common_parent, fold, prefixes, read_numbers
 from pytest_torchmem.profile.timeline import Role
+from pytest_torchmem.snapshots.alive import What
 
 OF_TRAINING = (Role.GRADIENT, Role.OPTIMIZER_STATE, Role.OPTIMIZER_TEMPORARY)
 _DECIDES = {
@@ -32,6 +32,7 @@ _MOST_SHOWN = 3
 _OF_OPTIMIZER = (Role.OPTIMIZER_STATE, Role.OPTIMIZER_TEMPORARY)
 
 Values = Iterator[dict[str, str]]
+_Shaped = What | facts.Sized
 
 
 def _otherwise(absent: str) -> causes.Told:
@@ -40,17 +41,12 @@ def _otherwise(absent: str) -> causes.Told:
 
 
 def _lost(name: str) -> causes.Told:
-    """Return the modes of a name that modules had and have no more."""
-    return lambda change: (one._asdict() for one in _lost_of(change, name))
-
-
-def _lost_of(change: FactChange, name: str) -> list[facts.InMode]:
-    return [one for one in facts.lacking(change.before, change.now) if one.name == name]
+    return lambda change: (one._asdict() for one in causes.lost_of(change, name))
 
 
 def _autocast_left(change: FactChange) -> Values:
     kept = {one.detail.removesuffix(facts.UNCACHED) for one in change.now if one.name == AUTOCAST}
-    for one in _lost_of(change, AUTOCAST):
+    for one in causes.lost_of(change, AUTOCAST):
         if one.detail != "off" and one.detail.removesuffix(facts.UNCACHED) not in kept:
             yield one._asdict()
     for one in facts.new_in(change.now, change.before):
@@ -60,7 +56,7 @@ def _autocast_left(change: FactChange) -> Values:
 
 def _uncached(change: FactChange) -> Values:
     now = [one.detail for one in change.now if one.name == AUTOCAST]
-    for one in _lost_of(change, AUTOCAST):
+    for one in causes.lost_of(change, AUTOCAST):
         if one.detail + facts.UNCACHED in now:
             casts, how = "casts", "anew in each call (cache_enabled=False)"
         elif one.detail.endswith(facts.UNCACHED) and one.detail.removesuffix(facts.UNCACHED) in now:
@@ -72,7 +68,7 @@ def _uncached(change: FactChange) -> Values:
 
 def _called_in_more(change: FactChange) -> Values:
     now = next((one.detail for one in change.now if one.name == facts.IN_PART), "")
-    for one in _lost_of(change, facts.IN_PART):
+    for one in causes.lost_of(change, facts.IN_PART):
         if _share(now) > _share(one.detail):
             yield {**one._asdict(), "now": f"{now} calls" if now else "each call"}
 
@@ -381,11 +377,6 @@ def _step_of_input(change: FactChange) -> str:
     return f"{name} changed, {before} → {now}"
 
 
-def shown_geometries(geometries: Iterable[facts.Geometry]) -> str:
-    """Return what a step is given by one name as people read it."""
-    return "; ".join(map(str, geometries))
-
-
 _OF_LOSSES = frozenset({"target", "targets", "reduction"})
 """What operators of torch are given that are losses (native_functions.yaml)."""
 _PART_OF_LOSS = "aten::_log_softmax"
@@ -589,11 +580,6 @@ def _is_written_anew(evidence: Evidence, row: Row) -> bool:
         if name.partition(".")[0] not in {own, *in_place}
         for origin in evidence.ran.places(name)
     )
-
-
-class _Shaped(Protocol):
-    @property
-    def shape(self) -> tuple[int, ...]: ...
 
 
 @rule("size", "{module}.{parameter} is {now}, and was {before}", sure=True)
@@ -801,7 +787,7 @@ def another_torch(evidence: Evidence) -> Cause | None:
 def lost_modes(evidence: Evidence, name: str) -> Iterator[tuple[FactChange, facts.InMode]]:
     """Yield the modes of a name that modules had and have no more, with the numbers of those."""
     for change in evidence.about(Topic.MODES):
-        for one in _lost_of(change, name):
+        for one in causes.lost_of(change, name):
             yield change, one
 
 
