@@ -159,7 +159,7 @@ class _Comparison:
             own = FunctionDifference(
                 name, was, lines, self._named, anew, then, self._moved, self._claims
             )
-            found = [*own.changes()]
+            found = [rows for rows in own.changes() if {one.row.sign for one in rows} - {" "}]
         elif was != text and lines:
             found = [rows_of_new(name, lines, self._moved[0], self._claims)]
         known = {*letters_by_line(was)}

@@ -8,7 +8,7 @@ from collections.abc import Set as AbstractSet
 from difflib import SequenceMatcher
 from enum import IntEnum
 from functools import partial
-from itertools import groupby, pairwise
+from itertools import groupby
 from textwrap import shorten
 from typing import NamedTuple
 
@@ -22,8 +22,6 @@ _ALIKE = 0.6
 """How alike a line is to one that it was."""
 _MOST_PAIRS = 2_500
 """Of lines that are compared for it."""
-_FAR = 6
-"""Lines, beyond which two that changed are no one change."""
 _CAME, STOOD = "  # came: ", "  # stood "
 WORD = re.compile(r"\w+")
 _NO_ATTRIBUTE = re.compile(r"(?<![\w.])\w+")
@@ -181,17 +179,10 @@ class FunctionDifference:
             if not part.is_equal or is_between:
                 group.append(part)
             elif group:
-                yield from self._apart([*self._rows(group), self._between(part)])
+                yield [*self._rows(group), self._between(part)]
                 group = []
-        yield from self._apart([*self._rows(group)]) if group else ()
-
-    def _apart(self, rows: Sequence[Row]) -> Iterator[list[Row]]:
-        """Yield rows in pieces of lines that are near each other."""
-        numbers = [one.row.number for one in rows]
-        ends = [at for at in range(1, len(rows)) if numbers[at] - numbers[at - 1] > _FAR]
-        for start, end in pairwise((0, *ends, len(rows))):
-            if any(one.row.sign != " " for one in rows[start:end]):
-                yield [*rows[start:end]]
+        if group:
+            yield [*self._rows(group)]
 
     def _rows(self, group: Sequence[_Part]) -> Iterator[Row]:
         """Yield the rows of parts, what is gone before what came for it."""
@@ -272,9 +263,7 @@ class FunctionDifference:
         elif claim := self._claims.get((self._name, number)):
             order, news, note = _from_another(claim, text)
         alike = [self._keys_then[one][0] for one in then if not (self._former or stood)]
-        begins = text.removesuffix(",") if text[-1] in ",([{" else ""  # of a longer statement
-        is_part = bool(begins) and any(begins in self._former[one] for one in then if self._former)
-        is_same = is_part or self._keys[at][0] in alike or text in self._as_before
+        is_same = self._keys[at][0] in alike or text in self._as_before
         if is_same or _NAMED.fullmatch(news):
             order = Order.SAME
         elif _SETS.match(text):
