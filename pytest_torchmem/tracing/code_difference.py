@@ -378,10 +378,8 @@ def _pairs(gone: Mapping[int, str], came: Mapping[int, str]) -> dict[int, int]:
     they are most like.
     """
     alike, found = list[tuple[bool, float, int, int]](), dict[int, int]()
-    are_few, targets = (
-        len(gone) * len(came) <= _MOST_PAIRS,
-        {at: target_of(gone[at]) for at in gone},
-    )
+    are_few = len(gone) * len(came) <= _MOST_PAIRS
+    targets = {at: target_of(text) for at, text in gone.items()}
     for at, text in came.items():
         matched, target = SequenceMatcher(b=text), target_of(text)
         for was, then in gone.items():

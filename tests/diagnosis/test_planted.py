@@ -198,8 +198,7 @@ def test_a_recomputed_module_is_in_the_modes_of_its_first_call() -> None:
 
 
 def test_every_rule_is_planted() -> None:
-    tested_apart = {"torch", "process settings", "emptied"}
-    assert set(RULES) == {one.rule for one in PLANTED} | tested_apart
+    assert set(RULES) == {one.rule for one in PLANTED} | {"torch", "process settings", "emptied"}
 
 
 def test_a_snapshot_of_a_deep_decoder_on_both_devices_is_short() -> None:

@@ -399,9 +399,8 @@ def test_a_text_that_says_a_name_that_code_had_is_told() -> None:
     texts = former, former.replace("compute: b", "computed: b").replace("compute =", "computed =")
     parts = (parts_of(text).items() for text in texts)
     before, now = ({f"a.py: {one}": lines for one, (_, lines) in part} for part in parts)
-    near = Growth(near=["a.py:5"])
-    found = [*map(str, changed_code(texts_of(before), now, near, lambda file: [former]))]
-    assert found == [f"a.py:1: {preset}  # unchanged: nothing is called recompute now"]
+    found = map(str, changed_code(texts_of(before), now, Growth(["a.py:5"]), lambda file: [former]))
+    assert [*found] == [f"a.py:1: {preset}  # unchanged: nothing is called recompute now"]
     before["a.py: Layer.run"], switch = now["a.py: Layer.run"], Growth(switch="Layer.recomputed")
     found = [*map(str, changed_code(texts_of(before), now, switch))]
     assert found[0] == "a.py:5: self.recomputed = 1  # unchanged"

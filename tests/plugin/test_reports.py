@@ -137,8 +137,7 @@ def test_github(grown, monkeypatch):
     text = summary.read_text()
     assert text.startswith("# Others wrote this\n")
     assert "### Memory: 4 failed, 3 grew" in text
-    result = grown.run("--torchmem-github=never")
-    assert "::error" not in result.stdout.str()
+    assert "::error" not in grown.run("--torchmem-github=never").stdout.str()
 
 
 def test_ci_leaves_the_updated_files_and_one_command(grown, monkeypatch):
