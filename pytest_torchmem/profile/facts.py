@@ -265,11 +265,11 @@ class CodeChange(NamedTuple):
             text = text.strip() + note
             note = f"  # {self.where}" if self.where and "  # " not in text else ""
             return [f"{self.file}:{number}: {text}{note}"]
-        start = next((one.number for one in rows if one.sign != "-"), number)
+        numbers = [one.number for one in rows if one.sign != "-"] or [number]
+        at = f"{min(numbers)}" + (f"-{max(numbers)}" if max(numbers) > min(numbers) else "")
         indent = min(len(one.text) - len(one.text.lstrip()) for one in rows)
         where = f", {self.where}" if self.where else ""
-        head = f"{self.file}:{start}{where}"
-        return [head, *(f"  {one.sign} {one.text[indent:]}" for one in rows)]
+        return [f"{self.file}:{at}{where}", *(f"  {one.sign} {one.text[indent:]}" for one in rows)]
 
 
 TOPICS = tuple(_KINDS)

@@ -271,7 +271,7 @@ class FunctionDifference:
         is_pair, given = pair in then, [one for one in WORD.findall(text) if one in self._defaults]
         is_body = given and not HEAD.match(text)
         if order is Order.NEWS and is_body and not note:  # what it is where no call says so
-            is_pair, note = False, f"  # by default {self._defaults[given[0]]}"
+            is_pair, note = False, f"  # by default {self._defaults.pop(given[0])}"
         return Row(order, news, CodeRow("+", number, self._now[at]), note, is_pair)
 
     def _passed(self, at: int, stood: _Part) -> str:

@@ -295,12 +295,12 @@ BODY, IS = "y = scaled(x)\n        return y", "y = scaled(x)"
         (
             "        y = scaled(x)\n",
             "        if x:\n            y = scaled(x)\n",
-            ["9\n  + if x:\n        y = scaled(x)"],
+            ["9-10\n  + if x:\n        y = scaled(x)"],
         ),
         (
             "y = sc",
             "if x:\n            y = -sc",
-            [f"9\n  - {IS}\n  + if x:\n  +     y = -scaled(x)"],
+            [f"9-10\n  - {IS}\n  + if x:\n  +     y = -scaled(x)"],
         ),
         (BODY, "return y\n        y = scaled(x)", ["9: return y  # stood after: y = scaled(x)"]),
         (" = scaled(x)", " = scaled(\n            x,\n        )", []),
