@@ -158,7 +158,7 @@ def told(diagnosis: Diagnosis | None) -> tuple[Told, ...]:
 def code_of(diagnosis: Diagnosis, most: int) -> str:
     """Return the code that changed in at most ``most`` lines, and where what has no room is."""
     shown, left, places = list[str](), dict[str, set[int]](), list[str]()
-    for change, number in zip(diagnosis.changed, _told_of(diagnosis.changed, most), strict=True):
+    for change, number in zip(diagnosis.changed, _rows_told(diagnosis.changed, most), strict=True):
         rows = change.around(number) if number else ()
         shown += change.lines(number) if number else ()
         if UNREACHED not in change.where:
@@ -174,7 +174,7 @@ def code_of(diagnosis: Diagnosis, most: int) -> str:
     return "\n".join([*shown, *others])
 
 
-def _told_of(changes: Sequence[CodeChange], most: int) -> list[int]:
+def _rows_told(changes: Sequence[CodeChange], most: int) -> list[int]:
     """Return how many rows of each change are told: as many as leave room for all that are likely,
     and of one alone as many as there is room for.
     """

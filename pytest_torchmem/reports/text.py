@@ -251,7 +251,7 @@ def _figures(
         # The overall peak is most often that of a phase which is there too.
         changes = [c for c in one.changes if c.figure != PEAK or (c.before, c.now) not in phases]
         changes = [c for c in changes if _growth_of(c) >= least]
-        # Of the one that the headline tells nothing is left out.
+        # Among them is the one that the headline names.
         order = sorted(changes, key=lambda c: (label(c.figure) != one.figure, -_growth_of(c)))
         largest = order[:most]
         changes = [c for c in changes if c in largest]

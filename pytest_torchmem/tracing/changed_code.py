@@ -86,9 +86,9 @@ def changed_code(
 
     First come those with what makes such a cause and lines near the growth, then others in the
     order in which the test leads to them; lines with other names of variables alone are last.
-    Modules, functions and classes of another name or in another file are
-    no news; nor are imports beside what they serve. Where ``versions`` have the very lines of the
-    snapshot, what stood there is told.
+    Modules, functions and classes of another name or in another file are no news; nor are imports
+    beside what they serve. Where ``versions`` have the very lines of the snapshot, what stood there
+    is told.
     """
     code = _Comparison(before, now, growth, versions)
     likely = _Likely(growth, now)

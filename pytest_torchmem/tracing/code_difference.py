@@ -369,8 +369,9 @@ def _from_another(was: tuple[str, str], text: str) -> tuple[Order, str, str]:
 
 def _is_argument(line: str, text: str) -> bool:
     """Tell whether a line that is an argument of a longer statement is one of another in a text."""
-    own = re.escape(line.strip().removesuffix(","))
-    return "=" in own and re.search(rf"[(\[{{,]\s*{own}\s*[,)\]}}]", text) is not None
+    own = line.strip().removesuffix(",")
+    argument = rf"[(\[{{,]\s*{re.escape(own)}\s*[,)\]}}]"
+    return "=" in own and own in text and re.search(argument, text) is not None
 
 
 def _pairs(gone: Mapping[int, str], came: Mapping[int, str]) -> dict[int, int]:
