@@ -444,7 +444,6 @@ def _at_one_place(marks: Iterable[tuple[tuple[Any, ...], Mapping[str, Any]]]) ->
 
 
 def _world(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return world size and ranks of a marker."""
     size, ranks = given.get("world_size"), given.get("ranks")
     if size is not None:
         check_world_size(size, f"{MARKER}(world_size=)")

@@ -169,8 +169,7 @@ class _Recorder:
         # What is alive now stays: outputs, and what a library keeps from here on.
         nbytes = max(found.get(_PEAK, 0) - found.get(_CURRENT, 0), 0)
         figure = gpus.WorkspaceSize(nbytes, _reserve_of(operator, result))
-        before = self.figures.get(question)
-        self.figures[question] = figure if before is None else figure.largest(before)
+        self.figures[question] = figure.largest(self.figures.get(question, figure))
         return result
 
 
