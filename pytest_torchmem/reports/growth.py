@@ -135,7 +135,7 @@ def place(diagnosis: Diagnosis) -> str:
     return joined(_inside(source, module), line, called)
 
 
-_MOST_CAUSES, _MOST_LINES_OF_CODE, _MOST_OF_ONE, _MOST_PLACES = 3, 14, 4, 6
+_MOST_CAUSES, _MOST_LINES_OF_CODE, _MOST_OF_ONE, _MOST_PLACES = 3, 14, 3, 6
 CODE = "code that changed since the snapshot"
 
 
