@@ -188,8 +188,8 @@ class Topic:
     the libraries that these name: ``{"losses.py: focal_loss": "aXk7", "timm": "1.0.20"}``."""
 
 
-UNREACHED = "not reached before"
-"""What is said of a line that may be as it was: no test led to it."""
+UNREACHED, UNCHANGED = "not reached before", "  # unchanged"
+"""What is said of lines that may be as they were, as no test led to them, or that are."""
 
 
 class CodeRow(NamedTuple):

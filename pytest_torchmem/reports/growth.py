@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from pytest_torchmem.figures import END, RESERVED, RETAINED, label
 from pytest_torchmem.printable import counted, listed
-from pytest_torchmem.profile.facts import UNREACHED, CodeChange
+from pytest_torchmem.profile.facts import UNCHANGED, UNREACHED, CodeChange
 from pytest_torchmem.profile.module_paths import fold, prefixes
 from pytest_torchmem.profile.timeline import Role
 from pytest_torchmem.reports.layout import PLAIN, in_two_lines, joined, lines_of, width, wrapped
@@ -162,8 +162,9 @@ def code_of(diagnosis: Diagnosis, most: int) -> str:
         rows = change.around(number) if number else ()
         shown += change.lines(number) if number else ()
         if UNREACHED not in change.where:
-            numbers = {one.number for one in change.rows if one.sign == "+"}
-            numbers = numbers or {one.number for one in change.rows}
+            changed = [one for one in change.rows if UNCHANGED not in one.text]
+            numbers = {one.number for one in changed if one.sign == "+"}
+            numbers = numbers or {one.number for one in changed}
             told = {one.number for one in rows if one.sign == "+" or not change.places}
             left.setdefault(change.file, set()).update(numbers - told)
     for file, lines in left.items():

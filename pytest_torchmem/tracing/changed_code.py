@@ -14,7 +14,7 @@ from itertools import pairwise
 from keyword import kwlist
 from typing import NamedTuple
 
-from pytest_torchmem.profile.facts import UNREACHED, CodeChange, CodeRow
+from pytest_torchmem.profile.facts import UNCHANGED, UNREACHED, CodeChange, CodeRow
 from pytest_torchmem.tracing.code import NAME, Code, parts_of, texts_of
 from pytest_torchmem.tracing.code_difference import (
     HEAD,
@@ -178,7 +178,7 @@ class _Comparison:
         is_of_it = bool(kind) and name.rpartition(": ")[2].startswith(f"{kind}.")
         for number, line in self._now[name].items() if is_of_it else ():
             if line[:2] in known and _SETS_NAME.findall(line[2:]) == [f"self.{attribute}"]:
-                shown = f"{line[2:].strip()}  # unchanged"
+                shown = f"{line[2:].strip()}{UNCHANGED}"
                 yield Row(Order.NEWS, line[2:], CodeRow("+", number, shown))
 
     def gone(self) -> Iterator[tuple[str, list[Row]]]:
@@ -444,7 +444,8 @@ def _with_names(
             now = next((new for new, old in names.items() if text in new and text not in old), "")
             told += [f"which is in the name {now} now"] if now else []
         for note in told[:1]:
-            shown = f"{line[2:].strip()}  # {'unchanged: ' * (line[:2] in known)}{note}"
+            told_with = f"{UNCHANGED}: {note}" if line[:2] in known else f"  # {note}"
+            shown = f"{line[2:].strip()}{told_with}"
             yield Row(Order.NEWS, shown, CodeRow("+", number, shown))
 
 

@@ -513,7 +513,7 @@ def losses_added_up(wrong: bool, device: str) -> None:
         total.backward()
 
 
-@planted("gradients recorded", "runs with gradients, and ran under no_grad", "Sequential", "", "")
+@planted("gradients recorded", "runs with gradients, and ran without", "Sequential", "", "")
 def evaluation_with_gradients(wrong: bool, device: str) -> None:
     layers = ((nn.Linear(32, 256), nn.Tanh(), nn.Linear(256, 32)) for _ in range(4))
     model = nn.Sequential(*chain(*layers)).to(device)
@@ -522,7 +522,7 @@ def evaluation_with_gradients(wrong: bool, device: str) -> None:
             model(torch.zeros(batch, 32, device=device))  # here: evaluation_with_gradients
 
 
-@planted("gradients recorded", "Linear runs with gradients, and ran under", "", "", "cuda")
+@planted("gradients recorded", "Linear runs with gradients, and ran without", "", "", "cuda")
 def teacher_of_the_same_class(wrong: bool, device: str) -> None:
     """Of the lines that call such a module only that of the teacher ran under ``no_grad``."""
     teacher, student = (nn.Linear(256, 256).to(device) for _ in range(2))
@@ -532,7 +532,7 @@ def teacher_of_the_same_class(wrong: bool, device: str) -> None:
     (student(x) - known).square().mean().backward()
 
 
-@planted("gradients recorded", "ran under no_grad", "Linear", "", "")
+@planted("gradients recorded", "ran without", "Linear", "", "")
 def more_calls_of_one_file(wrong: bool, device: str) -> None:
     """Another file calls it as often as it did, and always with gradients."""
     model, x = nn.Linear(256, 512).to(device), torch.zeros(512, 256, device=device)

@@ -17,7 +17,7 @@ from pytest_torchmem.snapshots.alive import Group
 _RECOMPUTED = ("recomputed", "recomputed in part")
 
 
-@rule("gradients recorded", "{module} runs with gradients, and ran under no_grad{kept}", sure=True)
+@rule("gradients recorded", "{module} runs with gradients, and ran without{kept}", sure=True)
 def runs_with_gradients(evidence: Evidence) -> Cause | None:
     """A teacher, a target network or an evaluation is no longer under ``no_grad``."""
     found = []
