@@ -176,10 +176,10 @@ def code_of(diagnosis: Diagnosis, most: int) -> str:
 
 
 def _rows_told(changes: Sequence[CodeChange], most: int) -> list[int]:
-    """Return how many rows of each change are told: as many as leave room for all that are likely,
-    and of one alone as many as there is room for.
+    """Return how many rows of each change are told: as many as leave room for every change that is
+    likely, or for every one if none is.
     """
-    numbers, likely = list[int](), any(one.likely for one in changes)
+    numbers, is_any_likely = list[int](), any(one.likely for one in changes)
     for of_one in range(max(most, _MOST_OF_ONE), _MOST_OF_ONE - 1, -1):
         numbers, room = [], most
         for change in changes:
@@ -190,7 +190,7 @@ def _rows_told(changes: Sequence[CodeChange], most: int) -> list[int]:
             numbers.append(number)
             room -= height
         left = (one for one, number in zip(changes, numbers, strict=True) if not number)
-        if not any(one.likely or not likely for one in left):
+        if not any(one.likely or not is_any_likely for one in left):
             break
     return numbers
 

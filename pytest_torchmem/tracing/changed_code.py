@@ -163,7 +163,7 @@ class _Comparison:
         elif was != text and lines:
             found = [rows_of_new(name, lines, self._moved[0], self._claims)]
         known = {*letters_by_line(was)}
-        told = [*self._set_in(name, known)]
+        told = [*self._that_set_switch(name, known)]
         if (self._names or self._former_names) and 0 not in lines:
             told += _with_names(name, lines, self._names, self._former_names, known)
         if told:
@@ -172,7 +172,7 @@ class _Comparison:
             found = [*([one] for one in told), *filter(None, rest)]
         return found
 
-    def _set_in(self, name: str, known: AbstractSet[str]) -> Iterator[Row]:
+    def _that_set_switch(self, name: str, known: AbstractSet[str]) -> Iterator[Row]:
         """Yield the ``known`` lines of a function that set the attribute which is another one."""
         kind, _, attribute = self._switch
         is_of_it = bool(kind) and name.rpartition(": ")[2].startswith(f"{kind}.")
@@ -345,9 +345,7 @@ def _counted(text: str, without: AbstractSet[str]) -> Counter[str]:
 
 
 def _moved(before: Mapping[str, str], now: Code, were: Mapping[str, str]) -> Moved:
-    """Return the letters of lines that functions lost, with these, of those that any got, and of
-    what begins a block or decorates a function, which is no line that moves, with who got it.
-    """
+    """Return which lines functions lost and got, and who got decorators and ``with`` lines."""
     heirs, got, around = dict[str, set[str]](), set[str](), dict[str, str]()
     for name, lines in now.items():
         then = were.get(name, "")

@@ -91,7 +91,8 @@ Claims = Mapping[tuple[str, int], tuple[str, str]]
 
 
 Moved = tuple[Mapping[str, str], AbstractSet[str], Mapping[str, str]]
-"""By the letters of lines: who lost them, which any got, and of what does not move who got it."""
+"""The functions that lost lines, by the letters of these; the letters of lines that any got; the
+functions that got decorators and ``with`` lines, which do not count as moved, by their letters."""
 
 
 class _Part(NamedTuple):
