@@ -128,7 +128,9 @@ def forget_cached() -> None:
         return
     tensors = [one for one in _all_of(_kinds_of(Tensor)) if not is_lazy(one)]
     tensors = [one for one in tensors if address_of(one) in _SURVIVORS]
-    if not any(isinstance(one, (dict, tuple)) for one in gc.get_referrers(*tensors)):
+    given = (*tensors,)  # which Python 3.13 has among the referrers
+    others = (one for one in gc.get_referrers(*given) if one is not given)
+    if not any(isinstance(one, (dict, tuple)) for one in others):
         return  # as most are which a pass that ended has left: nodes of autograd hold them
     surviving = set(map(id, tensors))
     del tensors

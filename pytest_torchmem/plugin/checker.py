@@ -182,7 +182,7 @@ class Checker:
             notice = "allocated nothing, so nothing was checked"
             for one in results:
                 found, text = one.unchecked(), plain_message(one)
-                self._keep(Check(self.item.nodeid, self._location(), found, text, notice=notice))
+                self._keep(Check(node_id(self.item), self._location(), found, text, notice=notice))
                 notice = ""  # one for all devices
             return profiles
         known = self._known_to_snapshot(request)

@@ -167,7 +167,8 @@ def function(name: str) -> str:
 MAIN = "libstand_in.so"
 CUDNN_PROCESS = "cudnn-process"
 _SOURCES = Path(__file__).parent / "sources"
-_HEADERS = ("cuda.h", "cuda_runtime_api.h")
+_HEADERS = ("cuda.h", "cuda_runtime_api.h", "crt/host_defines.h")
+"""Those that torch's own requirements install have no ``crt``; triton's have."""
 _HOMES = ("CUDA_HOME", "CUDA_PATH")
 _FUNCTION = re.compile(
     r"(__cuda|cuda|cublas|cusparse|cusolver|cufft|curand|nccl|nvrtc|cudnn|cuFile|nvtx|cupti|nvml"

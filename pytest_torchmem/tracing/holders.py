@@ -120,9 +120,9 @@ class _Referrers:
             id(value): [] for value in values if id(value) not in self._known
         }
         self._own.update(map(id, wanted.values()))
-        referrers = gc.get_referrers(*values)
-        for one in referrers:
-            if one is values or id(one) in self._own or id(one) in self._running:
+        given = (*values,)  # which Python 3.13 has among the referrers
+        for one in gc.get_referrers(*given):
+            if one is values or one is given or id(one) in self._own or id(one) in self._running:
                 continue
             for referred in {id(other) for other in gc.get_referents(one)} & wanted.keys():
                 wanted[referred].append(one)

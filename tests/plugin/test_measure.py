@@ -331,6 +331,7 @@ def run(project: Project, line: str, *options: str, **outcomes: int) -> Result:
     return project.run("--torchmem-measure=stand-in", *options, **outcomes)
 
 
+@pytest.mark.skipif(torch.version.cuda is not None, reason="this torch is a CUDA build")
 def test_without_a_cuda_build_it_is_refused(project: Project) -> None:
     result = run(project, "pass")
     result.is_refused("ERROR: the stand-in needs a CUDA build of torch*")
