@@ -578,6 +578,15 @@ def is_own(code: CodeType) -> bool:
     return code.co_filename.startswith(_OWN_ROOT)
 
 
+def runs_profiler(frame: FrameType | None) -> bool:
+    """Return whether a frame is of this package, or of the standard library that it calls."""
+    while frame is not None and frame.f_code.co_filename.startswith(("<", _STANDARD_LIBRARY)):
+        if is_installed(frame.f_code.co_filename):
+            return False
+        frame = frame.f_back
+    return frame is not None and is_own(frame.f_code)
+
+
 def short_path(filename: str) -> str:
     """Return a file's name as it reads on any machine: below an import root, or as it is run."""
     roots = [

@@ -115,6 +115,8 @@ class Interceptor:
         """Returns what runs a composite operator as the GPU does, by its name."""
         self.threads = phases.TraceThreads()
         self.mode = RunMode()
+        self.arrived: dict[int, Any] = {}
+        """Signals that wait for the end of an operator (``HandlersDeferred``)."""
         self.inside = 0
         """The thread on which the profiler itself is at work, and tensors answer as torch made
         them; 0 for none."""
@@ -187,6 +189,9 @@ class Interceptor:
             self.inside = was_inside
             set_excluded(FAKE, False)
             lock.release()
+            while self.arrived and not was_inside:
+                number, (handler, _) = self.arrived.popitem()
+                handler(number, sys._getframe(1))
 
     def _run_aside(self, overload: OpOverload, args: Any, kwargs: Kwargs) -> Any:
         """Run an operator on the host, on what is known; raise ``NotKnown`` where it is not. A

@@ -19,8 +19,11 @@ import random
 import signal
 import sys
 import threading
+import time
+from _thread import interrupt_main, start_new_thread
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
 from itertools import compress
 from types import FrameType
 from typing import Any, Protocol, TypeVar
@@ -36,7 +39,8 @@ from pytest_torchmem.torch_private.dispatcher import turns
 
 _Result = TypeVar("_Result")
 _PATIENCE = 10.0
-"""Seconds that a fork, or the end of the process, waits for a trace, which may wait for it."""
+"""Seconds that a signal, a fork or the end of the process waits for a trace, which may wait, too.
+"""
 
 
 class Standing(Protocol):
@@ -228,6 +232,8 @@ _handler_of: Callable[[int], Any] = _signal.getsignal
 """``signal.getsignal`` without a search for the name of what it returns, which takes ten times as
 long (Lib/signal.py)."""
 _set: Callable[[int, _Handler], object] = _signal.signal
+_signals: Any = signal
+_begin_thread = start_new_thread
 
 
 @contextmanager
@@ -257,6 +263,66 @@ def _give_back(held: list[tuple[int, _Handler]]) -> None:
     while held:
         _set(*held[-1])
         held.pop()
+
+
+class HandlersDeferred(AbstractContextManager[None]):
+    """Runs handlers of signals, those that the program sets too, when the profiler is not at work.
+    Its books would stay half-written, and what a handler raises could be lost: Python drops what
+    the callback of a weak reference raises. One that has waited too long runs anyway.
+    """
+
+    def __init__(self, arrived: dict[int, Any], is_at_work: Callable[[Any], bool]) -> None:
+        self._arrived, self._is_at_work = arrived, is_at_work
+        self._sent_again: set[int] = set()
+        self._functions = _signals.signal, _signals.getsignal
+
+    def __enter__(self) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            return  # all handlers run there
+        set_to, get = self._functions
+        for number in compress(_SIGNALS, map(callable, map(_handler_of, _SIGNALS))):
+            _set(number, self._deferring(_handler_of(number)))
+        _signals.signal = lambda number, one: _given(set_to(number, self._deferring(one)))
+        _signals.getsignal = lambda number: _given(get(number))
+
+    def __exit__(self, *_: object) -> None:
+        _signals.signal, _signals.getsignal = self._functions
+        held = [(number, _handler_of(number)) for number in _SIGNALS]
+        held = [(number, _given(one)) for number, one in held if _given(one) is not one]
+        try:
+            _give_back(held)
+        finally:
+            _give_back(held)  # what a signal kept the first from giving back
+
+    def _deferring(self, handler: Any) -> Any:
+        return _Deferring(self._handle, handler) if callable(handler) else handler
+
+    def _handle(self, handler: _Handler, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if number in self._sent_again:
+            self._sent_again.discard(number)
+            if number not in self._arrived:
+                return
+        _, first = self._arrived.pop(number, (None, now))
+        if not self._is_at_work(frame) or now - first > _PATIENCE:
+            handler(number, frame)
+            return
+        self._arrived[number] = handler, first  # without the frame, which would be in a cycle
+        _begin_thread(self._send_again, (number,))  # where no operator runs any more
+
+    def _send_again(self, number: Any) -> None:
+        time.sleep(0.01)
+        if number in self._arrived:
+            self._sent_again.add(number)
+            interrupt_main(number)
+
+
+class _Deferring(partial[Any]):
+    """Stands for a handler."""
+
+
+def _given(handler: Any) -> Any:
+    return handler.args[0] if type(handler) is _Deferring else handler
 
 
 _NUMPY = "numpy.random"

@@ -8,6 +8,8 @@ from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
+from threading import get_ident
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
@@ -16,7 +18,7 @@ from torch import nn
 from pytest_torchmem.allocator.device_memory import parse_options
 from pytest_torchmem.errors import NoCudaError, TorchmemError, UsageError, add_note, refuse_misspelt
 from pytest_torchmem.interception import context, operator_log, placement, split_modules
-from pytest_torchmem.interception.attribution import Attribution
+from pytest_torchmem.interception.attribution import Attribution, runs_profiler
 from pytest_torchmem.interception.conversion import give_back, give_survivors_data
 from pytest_torchmem.interception.interceptor import Interceptor
 from pytest_torchmem.interception.ledger import DeviceLedger, Ledger
@@ -26,7 +28,13 @@ from pytest_torchmem.interception.values.known import KnownValues
 from pytest_torchmem.interception.world import world_entered
 from pytest_torchmem.journal.contents import ProgramState, Reached
 from pytest_torchmem.journal.in_place import InPlace
-from pytest_torchmem.journal.journal import process_kept, run_alone, settings_kept, undisturbed
+from pytest_torchmem.journal.journal import (
+    HandlersDeferred,
+    process_kept,
+    run_alone,
+    settings_kept,
+    undisturbed,
+)
 from pytest_torchmem.profile.profile import MemoryProfile, Suggest, figures_of, host_peak_of
 from pytest_torchmem.profile.timeline import Later, Phase, Timeline, without_collections
 from pytest_torchmem.step.generators import is_alone, own_generators
@@ -246,8 +254,12 @@ def _trace(
         stack.enter_context(settings.ends_once(interceptor.threads.on_thread))
         stack.enter_context(layers.layers(interceptor, context.TraceContext(interceptor), memories))
 
+    def is_at_work(frame: FrameType | None) -> bool:
+        return interceptor.inside == get_ident() or runs_profiler(frame)
+
     def run() -> MemoryProfile:
-        return profiled(interceptor, compiled, memories, in_place)
+        with HandlersDeferred(interceptor.arrived, is_at_work):
+            return profiled(interceptor, compiled, memories, in_place)
 
     def end_if_ended() -> None:  # the program, or C++, may have caught what ended it
         if interceptor.parts.values.needed:

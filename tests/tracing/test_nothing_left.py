@@ -1,12 +1,13 @@
 """After a trace, however it ended, torch is as it was."""
 
-import builtins
 import gc
 import random
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pkgutil import resolve_name
 from typing import Any
 
 import pytest
@@ -31,55 +32,30 @@ OWN_KEYS = ("Fake", "AutocastIPU", "AutocastHPU")
 
 def places() -> dict[str, dict[str, Any]]:
     """Return the attributes of every class and module that a trace could replace."""
-    owners: dict[str, Any] = {
-        "Tensor": torch.Tensor,
-        "Parameter": nn.Parameter,
-        "Module": nn.Module,
-        "Optimizer": torch.optim.Optimizer,
-        "functional": nn.functional,
-        "UntypedStorage": torch.UntypedStorage,
-        "HigherOrderOperator": torch._ops.HigherOrderOperator,
-        "DeviceContext": torch.utils._device.DeviceContext,
-        "builtins": builtins,
-        "torch": torch,
-        "_C": torch._C,
-        "_nn": torch._C._nn,
-        "cuda": torch.cuda,
-        "cuda.memory": torch.cuda.memory,
-        "cuda.random": torch.cuda.random,
-        "cuda.streams": torch.cuda.streams,
-        "cuda.nvtx": torch.cuda.nvtx,
-        "cudnn": torch.backends.cudnn,
-        "cudnn.rnn": torch.backends.cudnn.rnn,
-        "accelerator": torch.accelerator,
-        "accelerator.memory": torch.accelerator.memory,
-        "serialization": torch.serialization,
-        "random": torch.random,
-    }
-    return {name: dict(vars(owner)) for name, owner in owners.items()}
+    names = """
+        torch.Tensor torch.nn.Parameter torch.nn.Module torch.optim.Optimizer torch.nn.functional
+        torch.UntypedStorage torch._ops.HigherOrderOperator torch.utils._device.DeviceContext
+        builtins torch torch._C torch._C._nn torch.cuda torch.cuda.memory torch.cuda.random
+        torch.cuda.streams torch.cuda.nvtx torch.backends.cudnn torch.backends.cudnn.rnn signal
+        torch.accelerator torch.accelerator.memory torch.serialization torch.random
+    """
+    return {name: dict(vars(resolve_name(name))) for name in names.split()}
 
 
 def registrations() -> dict[str, Any]:
     """Return what is registered with the dispatcher: every operator's kernels, every fallback."""
-    names = torch._C._dispatch_get_all_op_names()
-    kernels = {name: hash(torch._C._dispatch_dump(name)) for name in names}
+    kernels = hashes(torch._C._dispatch_dump)
     fallbacks = {
         key: torch._C._dispatch_has_backend_fallback(torch._C._parse_dispatch_key(key))
         for key in (*OWN_KEYS, "AutocastCUDA", "AutogradCPU", "CPU")
     }
     of_fake = torch._C._dispatch_get_registrations_for_dispatch_key("Fake")
-    return {**kernels, "fallbacks": fallbacks, "of Fake": of_fake, "Python's": library_state()}
+    of_python = set(vars(torch.library)["_impls"])
+    return {**kernels, "fallbacks": fallbacks, "of Fake": of_fake, "Python's": of_python}
 
 
-def library_state() -> set[str]:
-    """Return what Python has registered as ``torch.library`` keeps it."""
-    return set(vars(torch.library)["_impls"])
-
-
-def tables() -> dict[str, int]:
-    """Return what every operator would run for every key, fallbacks among it."""
-    names = torch._C._dispatch_get_all_op_names()
-    return {name: hash(torch._C._dispatch_dump_table(name)) for name in names}
+def hashes(dump: Callable[[str], str]) -> dict[str, int]:
+    return {name: hash(dump(name)) for name in torch._C._dispatch_get_all_op_names()}
 
 
 def hooks() -> dict[str, int]:
@@ -183,17 +159,15 @@ def test_torch_is_as_it_was(device: str, ending: Callable[[str], None], apart: b
         here = thread_state()
         try:
             trace(program, device=device)
-        except (ValueError, KeyboardInterrupt) as error:
-            ended.append(type(error))
+            ended.append(False)
+        except (ValueError, KeyboardInterrupt):
+            ended.append(True)
         assert thread_state() == here
-        finished.append(True)
 
-    ended: list[type] = []
-    finished: list[bool] = []
+    ended: list[bool] = []
     in_thread(run) if apart else run()
     after = state()
-    assert finished
-    assert bool(ended) == (ending is not end_normally)
+    assert ended == [ending is not end_normally]
     assert within[0] == before[1]  # what was registered once is left alone
     wanted = OWN_KEYS if device == "cuda" else ("Fake",)  # the others are of fake cuda alone
     assert all(within[0]["fallbacks"][key] for key in wanted)
@@ -208,14 +182,14 @@ def test_torch_is_as_it_was(device: str, ending: Callable[[str], None], apart: b
 
 def test_dispatch_tables_are_written_once(device: str) -> None:
     trace(lambda: whole_step(device), device=device)
-    before = tables()
+    before = hashes(torch._C._dispatch_dump_table)
 
     def program() -> dict[str, int]:
         whole_step(device)
-        return tables()
+        return hashes(torch._C._dispatch_dump_table)
 
     assert result_of(program, device=device) == before
-    assert tables() == before
+    assert hashes(torch._C._dispatch_dump_table) == before
 
 
 _FIRST_OF_A_PROCESS = """
@@ -375,6 +349,30 @@ def test_an_interrupt_waits_until_everything_is_put_back(monkeypatch: pytest.Mon
         trace(lambda: random.random(), device="cuda")
     assert random.getstate() == before
     assert signal.getsignal(signal.SIGINT) is handler
+
+
+def test_what_a_handler_raises_reaches_the_program(device: str) -> None:
+    """A time limit ends what it limits, whatever the profiler is at when the signal arrives."""
+    finished: list[int] = []
+
+    def expire(*_: object) -> None:
+        raise TimeoutError
+
+    def program() -> None:
+        signal.signal(signal.SIGALRM, expire)
+        x = torch.ones(8, 8, device=device)
+        for number in range(40):
+            signal.setitimer(signal.ITIMER_REAL, 0.002)
+            with suppress(TimeoutError):
+                for _ in range(1000):
+                    x = x.clamp(0, 1) + x
+                finished.append(number)
+
+    before = signal.getsignal(signal.SIGALRM)
+    profile = trace(program, device=device)
+    assert signal.signal(signal.SIGALRM, before) is expire
+    assert not finished
+    assert 4096 > profile.peak > profile.end == 0
 
 
 def test_an_interrupt_while_tensors_are_laid_leaves_them_as_they_were() -> None:
