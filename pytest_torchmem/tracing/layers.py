@@ -345,6 +345,7 @@ class StandingGpu:
                 self.pause()
             _STANDING.discard(self)
             give_survivors_data(self._ledger)
+            self._interceptor.parts.values.end()
             self._kept.close()
 
     # -- what is on it -----------------------------------------------------------------------------

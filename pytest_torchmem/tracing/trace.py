@@ -245,6 +245,7 @@ def _trace(
             stack.enter_context(own_generators(interceptor.threads.on_thread))
         stack.enter_context(world_entered(machine.world, interceptor.threads.on_thread, mailbox))
         stack.callback(give_survivors_data, ledger, interceptor.parts.values.contents)
+        stack.callback(interceptor.parts.values.end)
         if machine.world is not None:
             stack.callback(distributed.forget_meshes)
         stack.callback(giving_back(ledger))
@@ -278,7 +279,8 @@ def _trace(
         if lowering.ends_by(error):
             raise ValuesNeeded from None
         if isinstance(error, TypeError) and answers.UnknownNumber.__name__ in str(error):
-            raise interceptor.parts.values.unknown(answers.UnknownNumber.AS_SIZE) from error
+            what, line = answers.UnknownNumber.AS_SIZE, attribution.line_of(error)
+            raise interceptor.parts.values.unknown(what, line) from error
         if gpu is None and isinstance(error, _OF_NO_CUDA) and str(error).startswith(_NO_CUDA):
             line = attribution.line_of(error) or "the traced program"
             raise NoCudaError(layers.asked_for_cuda(line)) from error

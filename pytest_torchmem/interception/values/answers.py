@@ -13,6 +13,7 @@ shape still asks.
 
 from __future__ import annotations
 
+import ctypes
 import dis
 import functools
 import math
@@ -22,7 +23,8 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -63,24 +65,43 @@ class UnknownNumber(float):
     It counts as 1, and so does what is computed from it: a float, which torch and Python take for
     no size. Whatever decides by it is asked of the trace. All unknown numbers are finite. It is
     printed as nan, or as ``?`` where it is an integer; ``%`` reads the 1 (Objects/unicodeobject.c,
-    ``formatfloat``).
+    ``formatfloat``). One that outlives its trace is nan for whoever reads it, C included. Each
+    trace has classes of its own, so that ``type(number)(…)`` is another of the same.
     """
 
     AS_SIZE = "an unknown number is used as a size, an index or a whole number"
-    _undecided: Undecided
-    """Returns the answer that it is given, which is that of 1, or raises."""
-    _integer: bool
+    _integer: ClassVar[bool]
+    _living: ClassVar[WeakValueDictionary[int, UnknownNumber]]
 
-    def __new__(cls, value: float, undecided: Undecided, *, integer: bool = False) -> UnknownNumber:
+    def __new__(cls, value: Any = 0.0) -> UnknownNumber:
         made = super().__new__(cls, value)
-        made._undecided, made._integer = undecided, integer
+        cls._living[id(made)] = made
         return made
 
-    def _with(self, value: float) -> UnknownNumber:
-        return UnknownNumber(value, self._undecided, integer=self._integer)
+    @classmethod
+    def of_trace(cls, undecided: Undecided, integer: bool) -> type[UnknownNumber]:
+        """Return the class of a trace's numbers, or of its whole ones."""
+        own = {"_undecided": staticmethod(undecided), "_living": WeakValueDictionary()}
+        return type(cls.__name__, (cls,), {**own, "_integer": integer})
+
+    @staticmethod
+    def _undecided(what: str, answer: Any) -> Any:
+        """Raise; in its trace, return the answer that is given, which is that of 1, or raise."""
+        raise UnknownValueError(
+            f"{what}: it was read in a trace that has ended and did not compute it, in a line that "
+            "the profile warns of. Pass values='real' to the trace, which computes every value"
+        )
+
+    @classmethod
+    def outlive(cls) -> None:
+        """Let the numbers of a trace that ends be nan, and nothing be decided by them any more."""
+        del cls._undecided
+        for number in cls._living.values():  # ``PyFloatObject``, Include/cpython/floatobject.h
+            ctypes.c_double.from_address(id(number) + object.__basicsize__).value = math.nan
 
     def _as_integer(self, convert: Callable[[float], int]) -> int:
-        answer = None if self._integer else convert(float.__float__(self))
+        value = float.__float__(self)
+        answer = convert(value) if math.isfinite(value) and not self._integer else None
         return self._undecided(self.AS_SIZE, answer)  # type: ignore[no-any-return]
 
     def __index__(self) -> int:
@@ -93,7 +114,8 @@ class UnknownNumber(float):
         frame = sys._getframe(1)
         code, at = frame.f_code.co_code, frame.f_lasti
         operation = dis.opname[code[at]]
-        if operation in _MODULO or (operation == "BINARY_OP" and code[at + 1] in _MODULO_OF_BINARY):
+        binary = operation == "BINARY_OP" and code[at + 1] in _MODULO_OF_BINARY
+        if (binary or operation in _MODULO) and math.isfinite(self):
             return int(float.__float__(self))
         return self._as_integer(int)
 
@@ -125,8 +147,17 @@ class UnknownNumber(float):
 
     __str__ = __repr__
 
+    def __hash__(self) -> int:
+        return hash(self._undecided("an unknown number is looked up", 1))
+
+    def __copy__(self, memo: Any = None) -> UnknownNumber:
+        return self
+
+    __deepcopy__ = __copy__
+
     def __reduce__(self) -> Any:
-        return float, (float.__float__(self),)
+        torch.serialization.add_safe_globals([float])  # to read it back with ``weights_only``
+        return float, (math.nan,)
 
     def __array_ufunc__(self, function: Any, method: str, *inputs: Any, **options: Any) -> Any:
         plain = [float.__float__(one) if isinstance(one, UnknownNumber) else one for one in inputs]
@@ -141,12 +172,12 @@ def _compute_with(name: str) -> Callable[..., Any]:
         try:
             found = compute(self, *others[:1])
         except ZeroDivisionError:  # by an unknown number that counts as 1 - 1
-            return self._undecided("a number is divided by an unknown one", self._with(1.0))
+            return self._undecided("a number is divided by an unknown one", type(self)(1.0))
         if found is NotImplemented:
             return found
         if isinstance(found, tuple):
-            return tuple(map(self._with, found))
-        return self._with(found) if isinstance(found, float) else found
+            return tuple(map(type(self), found))
+        return type(self)(found) if isinstance(found, float) else found
 
     method.__name__ = name
     return method
@@ -159,7 +190,8 @@ def _compare_by(name: str) -> Callable[..., Any]:
         answer = compare(self, other)
         if answer is NotImplemented or self is other:  # ``x != x`` asks whether it is nan
             return answer
-        if isinstance(other, float) and not math.isfinite(other):
+        plain = isinstance(other, float) and not isinstance(other, UnknownNumber)
+        if plain and math.isfinite(self) and not math.isfinite(other):
             return answer
         return self._undecided("an unknown number is compared", answer)
 
@@ -170,7 +202,7 @@ def _compare_by(name: str) -> Callable[..., Any]:
 for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "divmod", "pow"):
     for _side in ("__{}__", "__r{}__"):
         setattr(UnknownNumber, _side.format(_name), _compute_with(_side.format(_name)))
-for _name in ("__neg__", "__pos__", "__abs__"):
+for _name in ("__neg__", "__pos__", "__abs__", "conjugate"):
     setattr(UnknownNumber, _name, _compute_with(_name))
 for _name in _SETTLED_BY_INFINITY:
     setattr(UnknownNumber, _name, _compare_by(_name))
@@ -193,7 +225,7 @@ def functions_of_math() -> dict[str, Callable[..., Any]]:
 def _carrying(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def carrying(*args: Any, **kwargs: Any) -> Any:
-        unknown = next((one for one in args if type(one) is UnknownNumber), None)
+        unknown = next((one for one in args if isinstance(one, UnknownNumber)), None)
         if unknown is None:
             return function(*args, **kwargs)
         try:
@@ -202,7 +234,7 @@ def _carrying(function: Callable[..., Any]) -> Callable[..., Any]:
             found = 1.0
         if isinstance(found, bool):
             return unknown._undecided(f"math.{function.__name__} of an unknown number", found)
-        return unknown._with(found) if isinstance(found, float) else found
+        return type(unknown)(found) if isinstance(found, float) else found
 
     return carrying
 
@@ -409,6 +441,7 @@ class Answers:
         self._evenly = ""
         """The line that counted unknown values, and nobody asked for the counts."""
         self._guesses: dict[str, int] = {}
+        self._numbers: dict[bool, type[UnknownNumber]] = {}
         self._ledger = ledger
         self._attribution = attribution
         self.warn = partial(_warn, self._told, attribution)  # no method: this object is not held
@@ -457,7 +490,15 @@ class Answers:
             f"read an unknown value of a {tensor.dtype} tensor; it is treated as 1, and printed as "
             + ("?" if integer else "nan")
         )
-        return UnknownNumber(1.0, self._undecided, integer=integer)
+        kind = self._numbers.get(integer)
+        if kind is None:
+            kind = self._numbers[integer] = UnknownNumber.of_trace(self._undecided, integer)
+        return kind(1.0)
+
+    def end(self) -> None:
+        """Let numbers that the program keeps be taken for no known ones; the trace ends."""
+        while self._numbers:
+            self._numbers.popitem()[1].outlive()
 
     def _undecided(self, what: str, answer: Any) -> Any:
         """Answer a decision on an unknown number; there is none for ``None``."""
@@ -570,7 +611,7 @@ class Answers:
                 "send, what this one has and sends"
             )
 
-    def unknown(self, what: str) -> BaseException:
+    def unknown(self, what: str, line: str = "") -> BaseException:
         """Return the error for a value that the trace does not have, naming the user's line. In a
         pass that does not compute values but may be followed by one that does, it is what ends the
         pass.
@@ -578,7 +619,7 @@ class Answers:
         missing = None if self.mailbox is None else self.mailbox.needed()
         if missing is not None:
             return missing
-        line = self._attribution.user_line() or "the traced program"
+        line = line or self._attribution.user_line() or "the traced program"
         if self._has_another_pass():
             self.needed = True
             return ValuesNeeded(f"{line}: {what}")

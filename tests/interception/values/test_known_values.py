@@ -5,7 +5,9 @@ import gc
 import math
 import pickle
 import re
+import statistics
 from collections.abc import Callable
+from copy import deepcopy
 from functools import partial
 
 import numpy as np
@@ -51,18 +53,33 @@ def test_inputs_keep_their_values() -> None:
 
 
 def test_an_unknown_floating_number_is_one_with_one_warning() -> None:
-    seen = []
-
     def program() -> None:
-        x = torch.randn(4, 8, requires_grad=True)
-        loss = x.sum()
+        loss = torch.randn(4, 8, requires_grad=True).sum()
         loss.backward()
-        seen.extend([loss.item(), float(loss)])
+        assert [float(loss.item()), float(loss)] == [1.0, 1.0]
 
     profile = trace(program, values="none")
-    assert seen == [1.0, 1.0]
     assert len(profile.warnings) == 2
     assert "test_known_values.py" in profile.warnings[0]
+
+
+DECIDING = (bool, int, hash, "%d".__mod__, math.ceil, np.exp, sorted, [0.5].count)
+
+
+def test_a_history_of_unknown_numbers_is_no_known_one_after_the_trace(device: str) -> None:
+    kept: list[float] = []
+
+    def program() -> None:
+        loss = torch.randn(4, 8, device=device).sum().item()
+        kept.extend([loss, statistics.mean([loss, 3]), deepcopy(loss), through_a_file(loss)])
+        kept.append(pickle.loads(pickle.dumps(loss)) * 2)
+
+    trace(program, device=device, values="none")
+    for history in (kept, deepcopy(kept), torch.tensor(kept), [math.exp(one) for one in kept]):
+        assert all(map(math.isnan, history))
+    for decide in DECIDING:
+        with pytest.raises(UnknownValueError, match="Pass values='real' to the trace"):
+            decide(kept[:2] if decide is sorted else kept[0])
 
 
 @pytest.mark.parametrize(
@@ -75,19 +92,16 @@ def test_an_unknown_floating_number_is_one_with_one_warning() -> None:
         lambda x: int((x > 0).sum()),
         lambda x: int((x > 0).sum().item() * 2),
         lambda x: math.ceil((x > 0).sum().item() / 2),
+        lambda x: torch.zeros((x > 0).sum().item() + 1),
+        lambda x: int(torch.ones(4, 8, dtype=torch.bool).copy_(x > 0).sum()),
     ],
-    ids=["list", "array", "range", "slice", "int", "product", "ceil"],
+    ids=["list", "array", "range", "slice", "int", "product", "ceil", "tensor", "written"],
 )
 def test_unknown_sizes_raise_with_the_line(ask):
     with pytest.raises(UnknownValueError) as raised:
         trace(lambda: ask(torch.randn(4, 8)), values="none")
     assert re.match(r".*test_known_values\.py:\d+", str(raised.value))
     assert "Trace with values='auto'" in str(raised.value)
-
-
-def test_an_unknown_size_of_a_new_tensor_is_refused_by_torch() -> None:
-    with pytest.raises(UnknownValueError, match="is used as a size"):
-        trace(lambda: torch.zeros((torch.randn(4, 8) > 0).sum().item() + 1), values="none")
 
 
 def test_accuracy_is_added_up_and_told() -> None:
@@ -114,6 +128,7 @@ def test_values_that_leave_torch_are_ones_and_positions_the_first(device: str) -
     assert x.tolist() == x.cpu().numpy().tolist() == [[1.0] * 3] * 2
     assert (best.numpy().tolist(), best[0].item()) == ([0] * 4, 0)
     assert (x.numpy(force=True).shape, np.asarray(x.cpu()).sum()) == ((2, 3), 6.0)
+    assert set(torch.multinomial(torch.ones(64, device=device), 64, True).tolist()) == {0}
 
 
 def test_an_array_keeps_the_storage_alive() -> None:
@@ -184,21 +199,6 @@ def test_gradients_of_samples_by_vmap_are_known() -> None:
         return [one.norm().item() for one in found.values()]
 
     assert result_of(norms, values="real") == pytest.approx(norms())
-
-
-@in_a_trace(values="none")
-def test_samples_are_not_what_lies_in_memory() -> None:
-    assert set(torch.multinomial(torch.ones(64), 64, True).tolist()) == {0}
-
-
-def test_a_value_written_over_is_forgotten() -> None:
-    def program() -> None:
-        flags = torch.ones(4, 4, dtype=torch.bool)
-        flags.copy_(torch.randn(4, 4) > 0)
-        int(flags.sum())
-
-    with pytest.raises(UnknownValueError):
-        trace(program, values="none")
 
 
 @in_a_trace()
