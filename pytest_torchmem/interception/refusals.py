@@ -92,7 +92,8 @@ def _asked(operator: OperatorSpec, args: trees.Args, kwargs: trees.Kwargs) -> Ex
         place = tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset())
         return tensor_on(made[address], tensor.dtype, *place)
 
-    random_numbers = torch.get_rng_state()
+    default = torch.default_generator  # which the kernel draws from, whatever the trace does
+    random_numbers = default.get_state()
     real = {id(tensor): zeros(tensor) for tensor in tensors}
     args, kwargs = operator.placed(args, kwargs, torch.device("cpu"))
     args, kwargs = trees.replace_tensors((args, kwargs), lambda tensor: real[id(tensor)])
@@ -101,7 +102,7 @@ def _asked(operator: OperatorSpec, args: trees.Args, kwargs: trees.Kwargs) -> Ex
     try:
         return _refusal(operator, args, kwargs)
     finally:
-        torch.set_rng_state(random_numbers)
+        default.set_state(random_numbers)
 
 
 def _refusal(operator: OperatorSpec, args: trees.Args, kwargs: trees.Kwargs) -> Exception | None:

@@ -427,7 +427,7 @@ def test_random_numbers_of_a_trace_are_its_own_beside_other_threads(values: Any)
         numbers = [random.random(), numpy.random.rand(), torch.initial_seed()]
         state = torch.get_rng_state()
         numbers.append(nn.functional.dropout(torch.ones(100)).sum().item())
-        numbers.append(torch.randint(1000, (1,)).item())
+        numbers.append(torch.empty(3, 1, 5, dtype=torch.int16).random_(77).sum().item())
         torch.set_rng_state(state)
         return numbers
 
