@@ -49,6 +49,7 @@ def _try_once(parts: tuple[Callable[[], None], ...]) -> None:
     try:
         for part in parts:
             part()
+        tensors.nowhere().forget()  # where ``set_detect_anomaly`` has looked for NaN
     except UnsupportedTorchError:
         raise
     except Exception as error:

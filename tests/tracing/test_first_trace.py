@@ -276,17 +276,16 @@ def test_an_import_that_waits_for_the_step_is_told(tmp_path, monkeypatch):
 _UNDER_MODES = """
 import sys
 import torch
-import pytest_torchmem as torchmem
+from pytest_torchmem import trace
 
 mode = eval(sys.argv[1])
 with mode if hasattr(mode, "__enter__") else torch.no_grad():
-    assert torchmem.trace(lambda: torch.ones(8, dtype=torch.float32, device="cpu")).peak == 32
+    assert trace(lambda: torch.tensor([1.5] * 8, dtype=torch.float32, device="cpu")).peak == 32
 """
+_MODES = "inference_mode() set_default_dtype(torch.float64) set_default_device('meta')"
 
 
-@pytest.mark.parametrize(
-    "mode", ["inference_mode()", "set_default_dtype(torch.float64)", "set_default_device('meta')"]
-)
+@pytest.mark.parametrize("mode", [*_MODES.split(), "set_anomaly_enabled(True)"])
 def test_the_first_trace_is_made_under_any_mode(mode: str) -> None:
     """What tries torch's private parts runs a backward of its own."""
     assert run_program(_UNDER_MODES, f"torch.{mode}").stderr == ""
