@@ -131,7 +131,8 @@ class Interceptor:
         self._numbers = parts.numbers
         self.threads.swap(parts.attribution, parts.numbers, parts.placement, parts.phases)
         self.threads.swap(*parts.streams, *ledger.devices.values(), self.kernels.sums)
-        self.threads.when_leaving += [parts.numbers.settle, parts.phases.leave]
+        leaving = parts.numbers.settle, parts.phases.leave, ledger.give_handles_back
+        self.threads.when_leaving += leaving
 
     # -- entry -------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
+from threading import get_ident
 from typing import Any, ClassVar, cast
 
 import torch
@@ -69,9 +70,12 @@ class DeviceLedger:
         self.foreign: dict[int, int] = {}
         """The bytes of entries in memory that torch's allocators did not make: numpy's arrays, what
         processes share."""
-        self.kept: dict[tuple[str, bool, int], int] = {}
-        """Workspaces that stay, by library, whether it is the autograd engine's handle, and
-        stream."""
+        self.kept: dict[tuple[str, int, int], int] = {}
+        """Workspaces that stay, by library, handle and stream."""
+        self.handles: dict[int, int] = {}
+        """The handle that each thread holds; that of 0 is the autograd engine's."""
+        self.free_handles: list[int] = []
+        """Those of threads that have ended."""
         self.asked: list[tuple[int, Buffer]] | None = None
         """While an operator's body runs: the workspaces that stay that it asked for, with how many
         events there were before, there already or not."""
@@ -103,6 +107,16 @@ class DeviceLedger:
             self.library_workspaces.update(workspace.told)
             for answer in workspace.answers:
                 self.library_answers.setdefault(answer, {})[module] = None
+
+    def handle_of(self, thread: int) -> int:
+        """Return a thread's handle: the one given back last, else a new one, as it first asks; and
+        back it goes at its end (aten/src/ATen/cuda/detail/DeviceThreadHandles.h, ``reserve``).
+        """
+        handle = self.handles.get(thread)
+        if handle is None:
+            handle = self.free_handles.pop() if self.free_handles else len(self.handles)
+            self.handles[thread] = handle
+        return handle
 
     def private_pool(self, stream: int) -> PoolId | None:
         """Return the private pool that serves a request on ``stream`` now (``get_pool``)."""
@@ -378,11 +392,19 @@ class Ledger:
         if ledger.asked is not None:
             ledger.asked.append((len(ledger.events), buffer))
         name, nbytes, confidence = buffer.name, buffer.nbytes, buffer.confidence
-        key = (name, False, 0) if buffer.process else (name, in_engine, ledger.stream)
+        handle = -1 if buffer.process else ledger.handle_of(0 if in_engine else get_ident())
+        key = (name, handle, 0 if buffer.process else ledger.stream)
         if key not in ledger.kept:
             label = f"{name} on another stream" if key[2] else name
             entry = Allocation(nbytes, Kind.WORKSPACE, origin, (), "", label, confidence)
             ledger.kept[key] = ledger.add(entry)
+
+    def give_handles_back(self) -> None:
+        """Let the next thread have the handles of the present one, which ends."""
+        for ledger in self.devices.values():
+            handle = ledger.handles.pop(get_ident(), None)
+            if handle is not None:
+                ledger.free_handles.append(handle)
 
     def made(self) -> dict[int, StorageRecord]:
         """Return the storages that were made and are still alive, by their addresses."""

@@ -40,9 +40,8 @@ from pytest_torchmem.torch_private.kernels import run_on_meta
 class Buffer(NamedTuple):
     """A workspace that stays: a library's own, taken at its first use and kept from then on.
 
-    It is taken once for each thread that uses the library's handle, and so once by the program and
-    once by the autograd engine, and by each of them for every stream. One of the whole ``process``
-    is taken once.
+    It is taken once for each handle of the library and stream; each thread has a handle, and the
+    autograd engine's has one. That of the whole ``process`` is taken once.
     """
 
     name: str

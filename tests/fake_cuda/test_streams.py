@@ -1,7 +1,10 @@
 """Side streams: the caching allocator keeps their blocks apart, backward follows the forward."""
 
+from collections import Counter
 from collections.abc import Callable
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from threading import Barrier
 from typing import Any
 
 import pytest
@@ -90,17 +93,14 @@ def test_every_way_of_choosing_a_stream() -> None:
             assert torch.accelerator.current_stream() == two
         assert torch.cuda.current_stream() == one
     assert torch.cuda.current_stream() == default
-    torch.cuda.set_stream(two)
-    assert torch.cuda.current_stream() == two
-    torch.accelerator.set_stream(default)
-    assert torch.cuda.current_stream() == default
+    for choose, stream in ((torch.cuda.set_stream, two), (torch.accelerator.set_stream, default)):
+        choose(stream)
+        assert torch.cuda.current_stream() == stream
     assert torch.cuda.ExternalStream(4096).cuda_stream == 4096
     assert torch.cuda.Stream(stream_id=one.stream_id) == one
-    try:
-        with torch.cuda.stream(one):
-            raise KeyError
-    except KeyError:
-        assert torch.cuda.current_stream() == default
+    with pytest.raises(KeyError), torch.cuda.stream(one):
+        raise KeyError
+    assert torch.cuda.current_stream() == default
 
 
 def test_streams_are_handed_out_from_a_pool() -> None:
@@ -223,6 +223,32 @@ def test_a_buffer_for_each_thread_and_stream() -> None:
     assert step(0, 1).end == 4 * CUBLAS
 
 
+@pytest.mark.parametrize(
+    ("steps", "handles"), [("0b1", 3), ("01b", 2), ("1b", 1), ("011", 2), ("032b", 4)]
+)
+def test_a_handle_for_each_thread_at_once(steps: str, handles: int) -> None:
+    """DeviceThreadHandles.h: whoever needs one takes what an ended thread gave back first."""
+
+    def body() -> None:
+        x, made = torch.ones(8, 8, device="cuda", requires_grad=True), list[torch.Tensor]()
+
+        def product(barrier: Barrier) -> None:
+            barrier.wait()
+            made.append(x @ x)
+            barrier.wait()
+
+        for step in steps:  # by the program, the autograd engine, or so many threads at once
+            if step == "0":
+                product(Barrier(1))
+            elif step == "b":
+                made.pop().sum().backward()
+            else:
+                with ThreadPoolExecutor(int(step)) as threads:
+                    list(threads.map(product, [Barrier(int(step))] * int(step)))
+
+    assert buffers(trace(body, device="cuda", gpu="a100")) == handles
+
+
 STEP = st.tuples(
     st.sampled_from(["make", "drop", "record", "product", "backward"]),
     st.integers(0, 3),
@@ -232,7 +258,11 @@ STEP = st.tuples(
 PROGRAM = st.lists(STEP, max_size=25)
 
 
-def run(program: list[Any], choose: Callable[[int], torch.cuda.Stream]) -> None:
+def on_default(number: int) -> torch.cuda.Stream:
+    return torch.cuda.default_stream()
+
+
+def run(program: list[Any], choose: Callable[[int], torch.cuda.Stream] = on_default) -> None:
     """Run a program; ``choose`` gives the stream for a number."""
     tensors: list[torch.Tensor] = []
     leaf = torch.ones(64, 64, device="cuda", requires_grad=True)
@@ -258,20 +288,15 @@ def run(program: list[Any], choose: Callable[[int], torch.cuda.Stream]) -> None:
 def test_one_stream_is_as_good_as_another(program: list[Any]) -> None:
     """On one stream, default or not, the figures are those of a program that knows of none."""
 
-    def plain() -> None:
-        run(program, lambda number: torch.cuda.default_stream())
-
     def aside() -> None:
         stream = torch.cuda.Stream()
         with torch.cuda.stream(stream):
             run(program, lambda number: stream)
 
     def none() -> None:
-        with ExitStack() as stack:
-            stack.enter_context(torch.cuda.stream(None))
-            run(program, lambda number: None)  # type: ignore[arg-type, return-value]
+        run(program, lambda number: None)  # type: ignore[arg-type, return-value]
 
-    profiles = [trace(body, device="cuda") for body in (plain, aside)]
+    profiles = [trace(body, device="cuda") for body in (partial(run, program), aside)]
     program = [step for step in program if step[0] != "record"]
     for profile in (profiles[1], trace(none, device="cuda")):
         assert profile.figures() == profiles[0].figures()
@@ -281,28 +306,23 @@ def test_one_stream_is_as_good_as_another(program: list[Any]) -> None:
 @settings(max_examples=40)
 @given(program=PROGRAM)
 def test_streams_move_blocks_and_nothing_else(program: list[Any]) -> None:
-    def one() -> None:
-        run(program, lambda number: torch.cuda.default_stream())
-
     def several() -> None:
         streams = [torch.cuda.default_stream(), *[torch.cuda.Stream() for _ in range(3)]]
         run(program, streams.__getitem__)
-        reserved: dict[int, int] = {}
+        reserved = Counter[int]()
         for segment in torch.cuda.memory_snapshot():
-            stream = segment["stream"]
-            reserved[stream] = reserved.get(stream, 0) + segment["total_size"]
+            reserved[segment["stream"]] += segment["total_size"]
             assert sum(block["size"] for block in segment["blocks"]) == segment["total_size"]
         assert set(reserved) <= {stream.stream_id for stream in streams}
         assert sum(reserved.values()) == torch.cuda.memory_reserved()
 
-    alone, apart = trace(one, device="cuda"), trace(several, device="cuda")
+    alone, apart = (trace(body, device="cuda") for body in (partial(run, program), several))
     further = buffers(apart) - buffers(alone)
     assert further >= 0
     assert apart.end - alone.end == further * CUBLAS
     assert 0 <= apart.peak - alone.peak <= further * CUBLAS
     peaks = apart.allocator_peaks()["peak"]
-    assert peaks.requested == apart.peak
-    assert peaks.requested <= peaks.allocated <= peaks.reserved
+    assert apart.peak == peaks.requested <= peaks.allocated <= peaks.reserved
 
 
 def test_a_module_on_a_side_stream() -> None:
@@ -326,5 +346,4 @@ def test_a_module_on_a_side_stream() -> None:
     together, apart = (trace(model, x, device="cuda") for model in models)
     assert apart.end - together.end == 2 * CUBLAS
     # A segment of 20 MiB for the large requests of a stream, and one of 2 MiB for the small ones.
-    assert together.reserved_peak == 22 * MIB
-    assert apart.reserved_peak == 2 * 22 * MIB
+    assert (together.reserved_peak, apart.reserved_peak) == (22 * MIB, 2 * 22 * MIB)
