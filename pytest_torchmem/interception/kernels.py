@@ -303,8 +303,8 @@ class Kernels:
             key = (key, plans.geometry_of(plain, []))
         if spec.reads_conjugates and any(map(Tensor.is_conj, call.tensors)):
             key = (key, *map(Tensor.is_conj, call.tensors))
-        if spec.record.asks_grad_mode:
-            key = (key, torch.is_grad_enabled())
+        if spec.record.also_by is not None:
+            key = (key, spec.record.also_by(call.tensors))
         if spec.has_body and torch.is_autocast_enabled(device.device.type):
             key = (key, torch.get_autocast_dtype(device.device.type))
         key = (spec.cpu, device.device, key)  # as the overload does, and is the same for a spec
@@ -314,7 +314,9 @@ class Kernels:
             if captured and spec.on(device.device.type).host_outputs:
                 key = (*key, "captured")
         plan = self._plans.remembered(key)
-        if plan is not None:
+        unwritten = spec.composite and self._values.contents.are_unwritten
+        # A body writes to copies of what nobody has written to: so its outputs come to be known.
+        if plan is not None and not (unwritten and self._values.contents.settle(call.records)):
             return self._follow(call, plan, device, frame)
         check, on_gpu = spec.on(device.device.type).check, device.device != _CPU
         self._refusals.check(spec, call.args, call.kwargs, on_gpu=on_gpu)

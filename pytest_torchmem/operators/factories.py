@@ -45,7 +45,16 @@ operator(
     """,
     fills=Fills.NUMBERS,
 )
-operator("new_zeros zeros zeros_like", fills=Fills.ZEROS)
+operator("_new_zeros_with_same_feature_meta new_zeros zeros zeros_like", fills=Fills.ZEROS)
+# They copy the whole storage that they are given a part of, or make zeros as large
+# (native/TensorConversions.cpp, clone_preserve_strides; native/AutogradComposite.cpp).
+operator(
+    """
+        _new_zeros_with_same_feature_meta as_strided_scatter copy diagonal_scatter select_scatter
+        slice_scatter
+    """,
+    also_by=lambda tensors: (*((len(t.untyped_storage()), t.storage_offset()) for t in tensors),),
+)
 operator("linspace logspace", fills=Fills.STEPS)
 operator("arange linspace logspace range", resizes_by_count=True)
 operator("bernoulli bernoulli_ rand randint randn random_ randperm", fills=Fills.RANDOM)
@@ -273,7 +282,12 @@ def dropout(call: CompositeCall, input: Tensor, p: float, train: bool) -> Any:
 
 
 # What gives no more than the shape; in ``vmap`` dropout draws so (native/Dropout.cpp).
-operator("bernoulli.p rand_like randint_like randn_like").unread()(lambda self: [self])
+operator(
+    """
+        bernoulli.Tensor bernoulli.p cauchy copy exponential fill geometric log_normal
+        normal_functional rand_like randint_like randn_like random uniform zero
+    """
+).unread()(lambda self: [self])
 # The mask as numbers, before it is boolean; native/Dropout.cpp, native_dropout_cpu.
 native_dropout.workspace("cpu")(lambda input: dense_bytes(input))
 # The mask as numbers, then scaled; native/Dropout.cpp, native_dropout_backward.

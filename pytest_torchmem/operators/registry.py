@@ -324,8 +324,8 @@ class OperatorRecord:
     """Whether cuSPARSE decides what it takes of compressed tensors on CUDA."""
     holds: Mapping[str, Kind] = _NONE
     """What the storages of an argument turn out to be by its being called with them."""
-    asks_grad_mode: bool = False
-    """Whether its kernel does something else where gradients are not enabled."""
+    also_by: Callable[[Iterable[Any]], Any] | None = None
+    """Returns what decides about its outputs beside the geometry of its arguments."""
     copies_across: bool = False
     """Whether it copies between host and GPU, by temporaries where the ends do not fit."""
     waits: bool = False

@@ -182,7 +182,7 @@ class OperatorSpec:
         self.checks_values = bool(record.check_values or shared.check_values)
         """Whether its kernel refuses positions, which may be known where other values are not."""
         changes = self.writes or self.holds
-        elsewhere = self.takes_device or record.copies_across or record.asks_grad_mode
+        elsewhere = self.takes_device or record.copies_across or record.also_by
         waits = self.makes_work or self.leaves_work
         self.is_plain = self.needs_values and not (
             changes or elsewhere or waits or self.dynamic or self.masks

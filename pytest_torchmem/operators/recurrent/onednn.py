@@ -23,7 +23,7 @@ from pytest_torchmem.operators.workspace import (
 )
 from pytest_torchmem.targets.host import Host
 
-_layer = operator("aten::mkldnn_rnn_layer", asks_grad_mode=True)
+_layer = operator("aten::mkldnn_rnn_layer", also_by=lambda tensors: torch.is_grad_enabled())
 _layer_backward = operator("aten::mkldnn_rnn_layer_backward")
 
 _PAGE = 4096

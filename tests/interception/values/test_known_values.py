@@ -24,13 +24,10 @@ from tests.tracing.programs import differences
 
 @in_a_trace()
 def test_control_flow_and_shapes_follow_known_values() -> None:
-    mask = torch.tensor([True, False, True, False])
-    lengths = torch.tensor([3, 5, 2])
+    mask, lengths = torch.tensor([True, False, True, False]), torch.tensor([3, 5, 2])
     x = torch.randn(4, 8)
-    assert bool(mask.any()) is True
-    assert int(lengths.max()) == 5
-    assert x[mask].shape == (2, 8)
-    assert mask.nonzero().shape == (2, 1)
+    assert (bool(mask.any()), int(lengths.max())) == (True, 5)
+    assert (x[mask].shape, mask.nonzero().shape) == ((2, 8), (2, 1))
     assert torch.unique(torch.tensor([1, 1, 2])).tolist() == [1, 2]
     x[mask] = 0.0
     steps = torch.zeros(())
@@ -173,30 +170,25 @@ def test_checkpoints_are_written_and_read() -> None:
     assert trace(saved_and_loaded, "cuda", device="cuda").peak == 7 * parameters + buffers
 
 
-def test_parameters_given_by_torch_func() -> None:
-    def program() -> None:
-        model = nn.Linear(10, 10)
-        parameters = {name: value.detach() for name, value in model.named_parameters()}
-
-        def loss(given: dict[str, Tensor], x: Tensor) -> Tensor:
-            return torch.func.functional_call(model, given, (x[None],)).sum()
-
-        torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(parameters, torch.randn(4, 10))
-
-    assert trace(program, host="here").figures() == measure(program).figures()
-
-
-def test_gradients_of_samples_by_vmap_are_known() -> None:
-    """``vmap`` gives the gradient of a convolution's weight an empty weight."""
-    model, x = nn.Conv2d(2, 3, 3), torch.randn(4, 2, 8, 8)
+def gradients_of_samples(model: nn.Module, x: Tensor) -> list[Tensor]:
     weights = {name: value.detach() for name, value in model.named_parameters()}
 
     def loss(given: dict[str, Tensor], x: Tensor) -> Tensor:
         return torch.func.functional_call(model, given, (x[None],)).square().sum()
 
+    return [*torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(weights, x).values()]
+
+
+def test_parameters_given_by_torch_func() -> None:
+    as_measured(lambda: gradients_of_samples(nn.Linear(10, 10), torch.randn(4, 10)))
+
+
+def test_gradients_of_samples_by_vmap_are_known() -> None:
+    """``vmap`` gives the gradient of a convolution's weight an empty weight."""
+    model, x = nn.Conv2d(2, 3, 3), torch.randn(4, 2, 8, 8)
+
     def norms() -> list[float]:
-        found = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(weights, x)
-        return [one.norm().item() for one in found.values()]
+        return [one.norm().item() for one in gradients_of_samples(model, x)]
 
     assert result_of(norms, values="real") == pytest.approx(norms())
 
@@ -249,8 +241,10 @@ def test_one_hot_of_classes_that_are_not_known() -> None:
 @in_a_trace(values="real")
 def test_what_is_made_of_numbers_is_made_anew_each_time(time: int) -> None:
     for _ in range(3):
-        ones = torch.ones(3)
-        assert ones.tolist() == [1.0, 1.0, 1.0]
+        empty, ones = torch.empty(3), torch.ones(3)
+        for made in (torch.fill(empty, 1), ones, torch.slice_scatter(empty, ones)):
+            assert made.tolist() == [1.0, 1.0, 1.0]
+        assert torch.ops.aten.exponential(empty).sum().item() > 0
         ones.add_(1)
         for number in (0.0, -0.0, 0.0):
             made = torch.full((2,), number)
