@@ -79,7 +79,8 @@ def factories(trace: TraceContext, looked_at: list[patches.LookedAt]) -> patches
             return function(*args, **kwargs)
         if kwargs.get("device") is None:
             kwargs["device"] = context.device
-        return (function if trace.off() else factory)(*args, **kwargs)
+        asks = isinstance(function, modes.TorchFunction)  # the modes below this one, as torch does
+        return (function if asks or trace.off() else factory)(*args, **kwargs)
 
     return [
         (torch, {**of_torch, **beside}),
