@@ -473,7 +473,7 @@ class Conversion:
         kept = nbytes > 0 and self._values.worth_knowing(tensor.dtype, tensor.numel())
         memory = private.bytes_of(tensor.untyped_storage()) if kept else None
         if memory is not None and not shared:
-            memory = memory.clone()
+            memory = private.TensorBase.clone(memory)
         on, taken = self._ledger.on(device), 0 if shared else nbytes
         hollow = make_hollow(self._ledger, output, nbytes, on, origin, memory=memory, taken=taken)
         record = self._ledger.records[private.storage_address(hollow)]

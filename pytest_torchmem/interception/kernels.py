@@ -581,7 +581,7 @@ class Kernels:
             return tensor
         records = self._records([tensor])
         if records is None:
-            return tensor.item()
+            return TensorBase.item(tensor)
         self._values.refuse_captured(Call(spec, (tensor,), {}, [tensor], records))
         return self._values.item(tensor, records[0])
 

@@ -51,6 +51,13 @@ def made(body: Callable[[], Any]) -> list[int]:
         (lambda: gpu().to("cpu", torch.bfloat16), [4 * N]),  # converted on the host
         (lambda: gpu().to("cpu", torch.bfloat16, non_blocking=True), [4 * N, 2 * N]),
         (lambda: gpu()[0].expand(ROWS, COLUMNS).cpu(), [4 * N, 4 * N]),
+        (lambda: gpu()[0].expand(ROWS, COLUMNS).tolist(), [4 * N, 4 * N]),
+        (lambda: gpu()[:, ::2].requires_grad_().tolist(), [4 * N, 2 * N]),
+        # Conjugated where it lies.
+        (lambda: gpu(torch.cfloat).conj().cpu(), [8 * N, 8 * N]),
+        (lambda: gpu(torch.cfloat).conj().tolist(), [8 * N, 8 * N]),
+        (lambda: gpu(torch.cfloat).conj().numpy(force=True), [8 * N, 8 * N]),
+        (lambda: host(torch.cfloat).conj().cuda(), [8 * N]),
         # Into what is there.
         (lambda: gpu().copy_(host()), [4 * N]),
         (lambda: gpu().copy_(host(torch.float64)), [4 * N]),
@@ -96,9 +103,7 @@ def test_values_survive_a_copy_through_temporaries() -> None:
 
 def test_gradients_cross_as_well() -> None:
     def body() -> None:
-        x = gpu().requires_grad_()
-        y = x.to("cpu", torch.float64)
-        y.backward(host(torch.float64))
+        gpu().requires_grad_().to("cpu", torch.float64).backward(host(torch.float64))
 
     # The gradient is converted on the host, and is the leaf's own.
     assert made(body) == [4 * N, 4 * N]
@@ -112,8 +117,7 @@ def test_pinned_memory_is_the_hosts() -> None:
     moved = made[0].to("cuda", non_blocking=True)
     assert torch.cuda.memory_allocated() == moved.nbytes
     assert all(tensor.is_pinned() for tensor in made)
-    assert not moved.is_pinned()
-    assert not host().is_pinned()
+    assert not any(tensor.is_pinned() for tensor in (moved, host()))
 
 
 @in_a_trace("cuda")
@@ -121,9 +125,7 @@ def test_saved_tensors_on_the_host() -> None:
     """``save_on_cpu(pin_memory=True)`` holds nothing on the GPU between forward and backward."""
     x = gpu().requires_grad_()
     with torch.autograd.graph.save_on_cpu(pin_memory=True):
-        y = x.exp()
-    z = y.sum()
-    del y
+        z = x.exp().sum()
     live = torch.cuda.memory_allocated()
     z.backward()
     assert [live, torch.cuda.memory_allocated()] == [4 * N + 512, 8 * N + 512]

@@ -413,6 +413,8 @@ def copied(trace: TraceContext, tensor: Tensor, target: CopyRequest) -> Tensor:
     # The device is what has to be found in a graph that ``torch.jit.trace`` or a mode writes down.
     seen = _torchscript.is_tracing() or (dispatch_modes() and not trace.in_fake_tensor_mode())
     written_down = {"device": device} if seen else {}
+    if tensor.is_conj() or tensor.is_neg():  # where it lies; the dispatcher would do so below
+        tensor = tensor.resolve_conj().resolve_neg()
     with trace.placing_on(device):
         result = torch.ops.aten._to_copy.default(
             tensor,

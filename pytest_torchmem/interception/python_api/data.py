@@ -32,7 +32,7 @@ from pytest_torchmem.interception.values.known import NotKnown
 from pytest_torchmem.step.trees import tensors_in
 from pytest_torchmem.torch_private import dispatcher, keys, patches
 from pytest_torchmem.torch_private.modes import made_by, make
-from pytest_torchmem.torch_private.tensors import bytes_of, make_subclass
+from pytest_torchmem.torch_private.tensors import TensorBase, bytes_of, make_subclass
 
 _SIZES = ("size", "nbytes", "__len__")
 """What says how many bytes a storage holds."""
@@ -229,7 +229,7 @@ def readable(trace: TraceContext, data: Any, name: str, depth: int = 0) -> Any:
         return data
     with trace.working():
         asked = f"torch.{name}() of a list with a tensor of unknown values"
-        return trace.values.stand_in(data.detach(), record, asked)
+        return trace.values.stand_in(TensorBase.detach(data), record, asked)
 
 
 class _Data(Functions):
@@ -474,11 +474,15 @@ class ValueMethods(Functions):
             return original(tensor)
         with self._trace.working():
             asked = "read an unknown value of a tensor in C++"
-            return original(self._trace.values.stand_in(tensor.detach(), record, asked))
+            return original(self._trace.values.stand_in(TensorBase.detach(tensor), record, asked))
 
     @instead_of(Tensor)
     def tolist(self, original: Any, tensor: Tensor) -> Any:
+        """Return the numbers of a copy on the host (csrc/utils/tensor_list.cpp)."""
         record = self._trace.without_memory(tensor)
+        if record is not None:
+            tensor = self._on_host(tensor)
+            record = self._trace.without_memory(tensor)
         if record is None:
             return original(tensor)
         with self._trace.working():
@@ -491,12 +495,12 @@ class ValueMethods(Functions):
         if record is None:
             return original(tensor, force=force)
         if force:
-            return self.numpy(original, tensor.detach().cpu())
+            return self.numpy(original, self._on_host(TensorBase.detach(tensor)))
         with self._trace.working():
             self._trace.values.contents.begin_writing(record)
             real = self._real(tensor, record, "numpy")
             if tensor.requires_grad:
-                real = real.clone().requires_grad_()  # which numpy refuses
+                real = TensorBase.clone(real).requires_grad_()  # which numpy refuses
             # an array of the same memory that holds the tensor, as one made of it would
             import numpy
 
@@ -512,7 +516,7 @@ class ValueMethods(Functions):
         if contents.known(record) is None:
             raise self._trace.values.unknown(".__dlpack__() of a tensor of unknown values")
         with self._trace.working():
-            return original(contents.value(record, tensor.detach()), *args, **kwargs)
+            return original(contents.value(record, TensorBase.detach(tensor)), *args, **kwargs)
 
     @instead_of(Tensor, "__repr__")
     def text(self, original: Any, tensor: Tensor, *, tensor_contents: Any = None) -> str:
@@ -556,11 +560,19 @@ class ValueMethods(Functions):
             tensor.min(), tensor.max()
         return tensor.new_zeros((*tensor.shape, num_classes)).scatter_(-1, tensor.unsqueeze(-1), 1)
 
+    def _on_host(self, tensor: Tensor) -> Tensor:
+        """Return a tensor as C++ reads it; by no method, which a program may have replaced."""
+        plain: Tensor = TensorBase.resolve_neg(TensorBase.resolve_conj(tensor))
+        if not self._trace.is_on_gpu(plain):
+            return plain
+        with self._trace.placing_on(_CPU):
+            return cast(Tensor, torch.ops.aten._to_copy.default(plain, device=_CPU))
+
     def _real(self, tensor: Tensor, record: StorageRecord, method: str) -> Tensor:
         asked = f".{method}() of a tensor of unknown values"
         if self._trace.values.uses_captured(record):
             raise computed.not_permitted()
-        return self._trace.values.stand_in(tensor.detach(), record, asked)
+        return self._trace.values.stand_in(TensorBase.detach(tensor), record, asked)
 
 
 class _Owner:

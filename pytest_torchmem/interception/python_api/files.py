@@ -42,7 +42,7 @@ from pytest_torchmem.interception.plan import Output
 from pytest_torchmem.interception.values.contents import zeros
 from pytest_torchmem.journal.contents import Weak
 from pytest_torchmem.torch_private import modes, patches
-from pytest_torchmem.torch_private.tensors import is_wrapper, untouched_pages
+from pytest_torchmem.torch_private.tensors import TensorBase, is_wrapper, untouched_pages
 
 _APART = 1 << 40
 """The distance of addresses that cannot be read, where there are no such pages."""
@@ -123,7 +123,8 @@ class Copies(Functions):
         with torch.no_grad():
             shares = type(tensor) is Tensor and tensor.layout is torch.strided
             shares = shares and not (tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
-            copy = _with_its_storage(tensor, memo) if shares else tensor.detach().clone()
+            plain = TensorBase.detach(tensor)
+            copy = _with_its_storage(plain, memo) if shares else TensorBase.clone(plain)
             copy.requires_grad_(tensor.requires_grad)
         memo[id(tensor)] = copy
         if tensor.grad is not None:
@@ -146,7 +147,7 @@ def _with_its_storage(tensor: Tensor, memo: dict[Any, Any]) -> Tensor:
     whole = copies.get(storage._cdata)
     if whole is None:
         elements = storage.nbytes() // tensor.element_size()
-        whole = tensor.detach().as_strided((elements,), (1,), 0).clone()
+        whole = TensorBase.clone(tensor.as_strided((elements,), (1,), 0))
         copies[storage._cdata] = whole
     made = tensor.new_empty([])
     return made.set_(

@@ -46,7 +46,7 @@ from pytest_torchmem.interception.values.random_numbers import RandomNumbers
 from pytest_torchmem.operators.registry import UnknownOutputs
 from pytest_torchmem.operators.spec import OperatorSpec
 from pytest_torchmem.step import generators, trees
-from pytest_torchmem.torch_private.tensors import storage_address
+from pytest_torchmem.torch_private.tensors import TensorBase, storage_address
 
 _MODULO = ("BINARY_MODULO", "INPLACE_MODULO")
 _MODULO_OF_BINARY = (6, 19)
@@ -327,7 +327,7 @@ def _told(tensor: torch.Tensor, record: StorageRecord, contents: Contents) -> As
     if is_floating(tensor.dtype) or not known.numel():
         return None
     numbers = known.view(tensor.dtype)
-    least, most = numbers.min(), numbers.max()
+    least, most = map(TensorBase.item, numbers.aminmax())
     return _settled(bool(most)) if least == most and most in (0, 1) else None
 
 
@@ -467,7 +467,7 @@ class Answers:
         """Return the number of a tensor of one element, for C++ or a program that needs it now."""
         if self.contents.known(record) is not None:
             self._told_known(record)
-            return self.contents.value(record, tensor).item()
+            return TensorBase.item(self.contents.value(record, tensor))
         if tensor.dtype is torch.bool:
             return self._truth(record)
         assumed = record.assumption

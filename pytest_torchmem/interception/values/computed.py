@@ -69,7 +69,7 @@ def run_for_real(call: Call, values: list[Tensor], *, alone: bool = False) -> An
             return _run_in_another_type(call, values, alone)
     if call.operator.makes_empty:
         for tensor in argument_tensors(result):
-            tensor.zero_()
+            private.TensorBase.zero_(tensor)
     return result
 
 
@@ -222,7 +222,7 @@ def memories_of(
                 continue
         if slot not in memories:
             memories[slot] = zeros(nbytes)
-        output.on(memories[slot].untyped_storage()).copy_(value)
+        private.TensorBase.copy_(output.on(memories[slot].untyped_storage()), value)
     return memories
 
 
@@ -278,7 +278,7 @@ def laid_out_as(tensor: Tensor, value: Tensor) -> Tensor:
     ):
         return value
     storage = zeros(nbytes).untyped_storage()
-    return Output.of(tensor).on(storage).copy_(value)
+    return cast(Tensor, private.TensorBase.copy_(Output.of(tensor).on(storage), value))
 
 
 LARGEST = 64 * 2**20

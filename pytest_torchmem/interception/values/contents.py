@@ -23,7 +23,7 @@ from pytest_torchmem.interception.ledger import Ledger, StorageRecord
 from pytest_torchmem.interception.plan import Call, Output, Plan
 from pytest_torchmem.step.trees import argument_leaves
 from pytest_torchmem.torch_private import modes, settings
-from pytest_torchmem.torch_private.tensors import bytes_of, read_as, tensor_on
+from pytest_torchmem.torch_private.tensors import TensorBase, bytes_of, read_as, tensor_on
 from pytest_torchmem.units import format_size
 
 ValuesMode: TypeAlias = Literal["auto", "real", "none"]
@@ -387,7 +387,8 @@ class Contents:
         with modes.NoDispatchModes(), settings.OneThread():
             content = bytes_of(tensor.untyped_storage())
             memory = record.memory
-            self._set(record, content.clone() if memory is None else memory.copy_(content))
+            own = TensorBase.clone(content) if memory is None else TensorBase.copy_(memory, content)
+            self._set(record, own)
 
     def write(self, record: StorageRecord, tensor: Tensor, value: Tensor | None) -> bool:
         """Let ``tensor`` have a value, or nothing be known of its storage any more: if there is no
@@ -400,7 +401,7 @@ class Contents:
             return False
         if record.content is None:
             self.show(record, nbytes)
-        self.value(record, tensor).copy_(value.reshape(tensor.shape))
+        TensorBase.copy_(self.value(record, tensor), value.reshape(tensor.shape))
         return True
 
     def show(self, record: StorageRecord, nbytes: int = 0) -> None:

@@ -44,7 +44,7 @@ from pytest_torchmem.step.trees import (
 from pytest_torchmem.torch_private.kernels import function_of
 from pytest_torchmem.torch_private.keys import COMPOSITE_EXPLICIT, CPU, at_kernels, has_kernel
 from pytest_torchmem.torch_private.settings import OneThread
-from pytest_torchmem.torch_private.tensors import storage_address
+from pytest_torchmem.torch_private.tensors import TensorBase, storage_address
 
 #: What a kernel of the CPU raises for what it cannot compute; a user's own may raise anything.
 _NOT_COMPUTED = (RuntimeError, NotImplementedError, ValueError, TypeError)
@@ -344,7 +344,7 @@ class KnownValues(Answers):
             return None
         written = call.written()
         copies = {
-            record.address: known.clone()
+            record.address: TensorBase.clone(known)
             for tensor, record in call.pairs()
             if id(tensor) in written and (known := contents.known(record)) is not None
         }
@@ -457,7 +457,7 @@ class KnownValues(Answers):
             return
         values = [contents.value(*pair) for pair in zip(call.records, call.tensors, strict=True)]
         with torch.no_grad():
-            values[0].add_(values[1])
+            TensorBase.add_(*values)
 
     def compute_launch(
         self,
@@ -660,7 +660,7 @@ class KnownValues(Answers):
         ):
             return {made.slot: zeros(plan.slots[made.slot])}  # the state of an optimizer
         if plan.constant is not None and not any(map(_may_be_another, _given(call))):
-            return {0: plan.constant.clone()}
+            return {0: TensorBase.clone(plan.constant)}
         shown = call.operator.reads_in_place and not call.stands_in
         if shown and contents.are_shown(call.records, call.operator.reads_real):
             given = call.tensors
@@ -683,7 +683,7 @@ class KnownValues(Answers):
             return grown or NO_MEMORIES
         memories = computed.memories_of(plan, real, given, exact=by_record)
         if _is_constant(call, plan, memories):
-            plan.constant = memories[0].clone()
+            plan.constant = TensorBase.clone(memories[0])
             _Constants.nbytes += plan.constant.nbytes
         if grown:
             memories |= grown

@@ -32,6 +32,7 @@ from pytest_torchmem.interception.plan import Call, Output, Plan
 from pytest_torchmem.interception.values.contents import Values, is_floating
 from pytest_torchmem.step import generators, trees
 from pytest_torchmem.torch_private.keys import at_kernels
+from pytest_torchmem.torch_private.tensors import TensorBase
 
 _WORDS = 624
 """Words of a state, which are drawn one by one and then made anew all at once."""
@@ -121,7 +122,7 @@ def draw(generator: torch.Generator, words: int) -> None:
     # ``random_from_to`` (native/cpu/DistributionTemplates.h) draws one word for a small range.
     chunk = torch.empty(min(words, 1 << 16), dtype=torch.uint8)
     while words > 0:
-        chunk[:words].random_(0, 2, generator=generator)
+        TensorBase.random_(chunk[:words], 0, 2, generator=generator)
         words -= chunk.numel()
 
 
@@ -221,7 +222,7 @@ class KernelDraws(NamedTuple):
         numbers = self.numbers
         if self.method == "bernoulli_" and not numbers:
             numbers = (torch.full((self.elements,), 0.5, dtype=self.dtype),)
-        getattr(made, self.method)(*numbers, generator=generator)
+        getattr(TensorBase, self.method)(made, *numbers, generator=generator)
 
 
 class _Place(NamedTuple):

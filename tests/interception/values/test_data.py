@@ -318,3 +318,26 @@ class _FullDisk(io.BytesIO):
 def test_a_file_that_cannot_be_written_raises_what_it_raises(room: int, device: str) -> None:
     with pytest.raises(OSError, match="no space left"):
         torch.save([torch.rand(1000, device=device), torch.ones(2)], _FullDisk(room))
+
+
+REPLACED = ("item", "tolist", "numpy", "cpu", "clone", "detach", "zero_", "normal_")
+
+
+def test_methods_that_a_program_replaced_are_called_as_for_real(device: str, monkeypatch) -> None:
+    calls: list[str] = []
+
+    def counting(name: str, original: Any) -> Callable[..., Any]:
+        return lambda *args, **kwargs: calls.append(name) or original(*args, **kwargs)
+
+    def program(device: str) -> list[Any]:
+        torch.manual_seed(0)
+        x, weight = torch.randn(3, 4, device=device), torch.empty(4, device=device).normal_()
+        ((x * weight.requires_grad_()).sum() * (weight + weight).sum()).backward()
+        found = [x.sum().item(), x[:, 0].tolist(), weight.grad.numpy(force=True).tolist()]
+        return [*found, copy.deepcopy(x).zero_().sum().item(), torch.randn(2).tolist(), *calls]
+
+    for name in REPLACED:
+        monkeypatch.setattr(Tensor, name, counting(name, getattr(Tensor, name)))
+    traced = result_of(lambda: program(device), device=device, values="real")
+    calls.clear()
+    assert traced == program("cpu")

@@ -82,8 +82,7 @@ def draws_then_tells(told: dict[str, list[float]]) -> None:
 
 def test_numbers_after_draws_that_are_not_computed(device, monkeypatch):
     monkeypatch.setattr(Values, "budget", lambda self: ValuesBudget(0, 0))
-    for_real: dict[str, list[float]] = {}
-    traced: dict[str, list[float]] = {}
+    for_real, traced = dict[str, list[float]](), dict[str, list[float]]()
     draws_then_tells(for_real)
     assert trace(draws_then_tells, traced, device=device).values == "in part"
     assert traced == for_real
@@ -93,10 +92,9 @@ def test_numbers_after_draws_that_are_not_computed(device, monkeypatch):
 def test_as_many_draws_as_unknown_values_say(values: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Values, "budget", lambda one: ValuesBudget(0, 0) if one.computes else None)
 
-    def program() -> None:
+    def program() -> bool:
         torch.poisson(torch.rand(1024, 1024))
-        if torch.rand(1).item() < 0.5:
-            torch.zeros(3)
+        return bool(torch.rand(1).item() < 0.5)
 
     assert any("aten::poisson" in warning for warning in trace(program, values=values).warnings)
 

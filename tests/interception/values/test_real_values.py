@@ -3,6 +3,7 @@
 import math
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -191,18 +192,13 @@ def until_it_is_small() -> None:
 def test_data_dependent_programs_need_what_they_need(program, values):
     traced, measured = trace(program, host="here", values=values), measure(program)
     assert traced.figures() == measured.figures()
-    assert traced.values == "real"
 
-
-@pytest.mark.parametrize("program", [detection, routing, beams, until_it_is_small])
-def test_and_run_on_fake_cuda(program: Callable[[], None]) -> None:
     def on_gpu() -> None:
         with torch.device("cuda"):
             program()
 
-    profile = trace(on_gpu, device="cuda")
-    assert profile.values == "real"
-    assert profile.peak > 0
+    there = trace(on_gpu, device="cuda", values=values)
+    assert (traced.values, there.values, there.peak > 0) == ("real", "real", True)
 
 
 def unknown() -> Tensor:
@@ -305,7 +301,8 @@ def test_a_pass_that_ends_leaves_nothing_behind_and_cannot_be_caught(monkeypatch
 
 def small_budgets(monkeypatch: pytest.MonkeyPatch, nbytes: int, operations: int) -> None:
     """Let no values be computed beyond what is always cheap, and then hardly more."""
-    monkeypatch.setattr(Values, "budget", lambda self: ValuesBudget(nbytes, operations))
+    made = partial(ValuesBudget, nbytes, operations)
+    monkeypatch.setattr(Values, "budget", lambda one: None if one is Values.REAL else made())
     monkeypatch.setattr(ValuesBudget, "CHEAP", 0)
 
 
@@ -317,20 +314,15 @@ def test_what_follows_numbers_that_were_not_drawn_is_left_to_the_next_pass() -> 
 
 
 def test_over_the_budget_an_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    def unlimited(self: Values) -> ValuesBudget | None:
-        return None if self is Values.REAL else ValuesBudget(100_000, 10**9)
+    small_budgets(monkeypatch, 100_000, 10**9)
 
-    monkeypatch.setattr(Values, "budget", unlimited)
-    monkeypatch.setattr(ValuesBudget, "CHEAP", 0)
-
-    def program() -> None:
-        if unknown().mean() > 3:
-            torch.zeros(10)
+    def decide(values: str) -> Any:
+        return trace(lambda: bool(unknown().mean() > 3), values=values)
 
     with pytest.raises(UnknownValueError, match=r"test_real_values\.py:\d+: .*takes more than"):
-        trace(program)
-    assert trace(program, values="real").values == "real"
-    assert trace(program, values="none").warnings
+        decide("auto")
+    assert decide("real").values == "real"
+    assert decide("none").warnings
 
 
 def test_over_the_budget_a_program_that_decides_nothing_is_traced(monkeypatch):
@@ -430,8 +422,7 @@ def test_gradients_of_what_complex_numbers_are_multiplied_with() -> None:
             found.append(x.grad.tolist())
         return found
 
-    for got, real in zip(result_of(gradients, values="real"), gradients(), strict=True):
-        assert got == pytest.approx(real)
+    assert result_of(gradients, values="real") == [pytest.approx(real) for real in gradients()]
 
 
 def test_a_printed_tensor_reads_as_torch_writes_it_and_takes_what_that_takes(device: str) -> None:

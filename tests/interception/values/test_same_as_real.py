@@ -254,11 +254,7 @@ def test_a_process_alone_gets_its_own(device: str, values: str) -> None:
         backend = "nccl" if device == "cuda" else "gloo"
         dist.init_process_group(backend, rank=0, world_size=1, store=dist.HashStore())
         x = torch.arange(4, device=device)
-
-        def empty() -> torch.Tensor:
-            return torch.empty(4, dtype=torch.int64, device=device)
-
-        gathered, reduced, exchanged, listed = empty(), empty(), empty(), [empty()]
+        gathered, reduced, exchanged, *listed = (torch.empty_like(x) for _ in range(4))
         dist.all_gather_into_tensor(gathered, x)
         dist.reduce_scatter_tensor(reduced, x)
         dist.all_to_all_single(exchanged, x)
@@ -278,18 +274,14 @@ def test_a_process_alone_gets_its_own(device: str, values: str) -> None:
 def test_objects(device: str) -> None:
     backend = "nccl" if device == "cuda" else "gloo"
     dist.init_process_group(backend, rank=0, world_size=1, store=dist.HashStore())
-    gathered: list[object] = [None]
-    dist.all_gather_object(gathered, {"loss": 1.5})
-    assert gathered == [{"loss": 1.5}]
+    gathered, at_root, scattered = ([None] for _ in range(3))
     sent = ["a", {"b": 2}]
+    dist.all_gather_object(gathered, {"loss": 1.5})
     dist.broadcast_object_list(sent, 0)
-    assert sent == ["a", {"b": 2}]
-    at_root: list[object] = [None]
     dist.gather_object({"x": 1}, at_root)
-    assert at_root == [{"x": 1}]
-    scattered: list[object] = [None]
     dist.scatter_object_list(scattered, [{"y": 2}])
-    assert scattered == [{"y": 2}]
+    assert gathered + at_root + scattered == [{"loss": 1.5}, {"x": 1}, {"y": 2}]
+    assert sent == ["a", {"b": 2}]
 
 
 def test_a_functional_collective_requests_its_output_once() -> None:
