@@ -10,13 +10,14 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from threading import get_ident
+from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from pytest_torchmem.interception import kernels, layouts, phases, plan, sparse
-from pytest_torchmem.interception.attribution import Attribution
+from pytest_torchmem.interception.attribution import Attribution, runs_profiler
 from pytest_torchmem.interception.decompose import Parts, RunMode
 from pytest_torchmem.interception.ledger import Ledger
 from pytest_torchmem.interception.placement import run_on_host
@@ -325,6 +326,10 @@ class Interceptor:
             set_excluded(FAKE, True)
             if self.threads.last != was_inside:  # it started others, and waited for them
                 self.threads.switch(was_inside)
+
+    def is_at_work(self, frame: FrameType | None) -> bool:
+        """Return whether a signal that arrives in a frame would break into the profiler."""
+        return self.inside == get_ident() or runs_profiler(frame)
 
     def working(self) -> AbstractContextManager[None]:
         """Let the profiler itself use tensors: nothing is intercepted, devices are torch's own."""

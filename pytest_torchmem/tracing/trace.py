@@ -8,8 +8,6 @@ from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
-from threading import get_ident
-from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
@@ -18,7 +16,7 @@ from torch import nn
 from pytest_torchmem.allocator.device_memory import parse_options
 from pytest_torchmem.errors import NoCudaError, TorchmemError, UsageError, add_note, refuse_misspelt
 from pytest_torchmem.interception import context, operator_log, placement, split_modules
-from pytest_torchmem.interception.attribution import Attribution, runs_profiler
+from pytest_torchmem.interception.attribution import Attribution
 from pytest_torchmem.interception.conversion import give_back, give_survivors_data
 from pytest_torchmem.interception.interceptor import Interceptor
 from pytest_torchmem.interception.ledger import DeviceLedger, Ledger
@@ -255,11 +253,8 @@ def _trace(
         stack.enter_context(settings.ends_once(interceptor.threads.on_thread))
         stack.enter_context(layers.layers(interceptor, context.TraceContext(interceptor), memories))
 
-    def is_at_work(frame: FrameType | None) -> bool:
-        return interceptor.inside == get_ident() or runs_profiler(frame)
-
     def run() -> MemoryProfile:
-        with HandlersDeferred(interceptor.arrived, is_at_work):
+        with HandlersDeferred(interceptor.arrived, interceptor.is_at_work):
             return profiled(interceptor, compiled, memories, in_place)
 
     def end_if_ended() -> None:  # the program, or C++, may have caught what ended it
