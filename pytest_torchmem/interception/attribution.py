@@ -23,10 +23,11 @@ import torch
 from torch import nn
 
 from pytest_torchmem.errors import UsageError
-from pytest_torchmem.interception.facts import Called, FactCollector, Mode, is_installed
+from pytest_torchmem.interception.facts import Called, FactCollector, Mode
 from pytest_torchmem.printable import working_directory
 from pytest_torchmem.profile.module_paths import fold
 from pytest_torchmem.profile.timeline import Origin, Phase
+from pytest_torchmem.step.imports import is_installed
 from pytest_torchmem.step.trees import modules_by_path
 from pytest_torchmem.torch_private import modes, module_calls, tensors
 

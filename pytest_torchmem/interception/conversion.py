@@ -14,7 +14,7 @@ import os
 import sys
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from itertools import compress
 from types import FrameType, ModuleType
 from typing import Any, NamedTuple, TypeAlias, cast
@@ -33,7 +33,7 @@ from pytest_torchmem.interception.plan import Output
 from pytest_torchmem.interception.sparse import storage_holder, without_entries
 from pytest_torchmem.interception.values.contents import Assumption, Contents, memory_for, zeros
 from pytest_torchmem.interception.values.known import KnownValues
-from pytest_torchmem.journal.contents import ProgramState, holds_tensor
+from pytest_torchmem.journal.contents import ProgramState, Scope, holds_tensor
 from pytest_torchmem.journal.in_place import InPlace, gradient_of
 from pytest_torchmem.operators.layouts import COMPRESSED
 from pytest_torchmem.profile.timeline import Allocation, Kind, Origin, Phase
@@ -109,14 +109,14 @@ def give_survivors_data(ledger: Ledger, contents: Contents | None = None) -> Non
             _note(value, record, known)
 
 
-def give_back(ledger: Ledger, state: ProgramState) -> None:
-    """Give back what a function shares with others, without tensors that the trace has made: the
+def give_back(ledger: Ledger, state: ProgramState, *whole: Collection[Scope]) -> None:
+    """Give back what a program shares with others, without tensors that the trace has made: the
     next program would find a table that has no memory in the place of none, and its trace would not
     count it.
     """
     made = ledger.made()
     with DisableTorchFunctionSubclass():
-        state.give_back(lambda tensor: not is_lazy(tensor) and address_of(tensor) in made)
+        state.give_back(lambda one: not is_lazy(one) and address_of(one) in made, *whole)
 
 
 def forget_cached() -> None:

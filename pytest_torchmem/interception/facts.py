@@ -4,7 +4,6 @@ Called for every call of a module, so it does next to nothing where nothing has 
 """
 
 import inspect
-import os
 import re
 import sys
 from collections import Counter
@@ -48,6 +47,7 @@ from pytest_torchmem.profile.facts import (
 )
 from pytest_torchmem.profile.module_paths import Numbers, fold, prefixes, write_numbers
 from pytest_torchmem.profile.timeline import Origin, Phase
+from pytest_torchmem.step.imports import is_installed
 from pytest_torchmem.step.trees import tensors_by_path, tensors_in
 from pytest_torchmem.torch_private import modes, patches
 from pytest_torchmem.torch_private.distributed import arguments_of_sharding
@@ -55,8 +55,6 @@ from pytest_torchmem.torch_private.settings import figure_settings, saved_tensor
 from pytest_torchmem.torch_private.tensors import CHILDREN, current_node, node_number, unwrapped
 from pytest_torchmem.torch_private.tensors import PARAMETERS as OWN_PARAMETERS
 
-#: What is installed stands in folders of these names, which may lie in the standard library's.
-_INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 _MOST_GEOMETRIES = 4
 _MOST_LINES = 4
 _MOST_LOOKED_FOR = 64
@@ -553,11 +551,6 @@ def _tensors_of(state: object) -> Iterator[str]:
         for name, value in state.items():
             if any(tensor.dim() for tensor in tensors_in(value)):
                 yield str(name)
-
-
-@lru_cache(maxsize=4096)
-def is_installed(filename: str) -> bool:
-    return any(map(filename.count, _INSTALLED))
 
 
 @lru_cache(maxsize=1024)

@@ -15,13 +15,13 @@ from abc import ABCMeta
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dis import get_instructions, opmap
+from dis import opmap
 from enum import EnumMeta, IntEnum
-from functools import partial
+from functools import cached_property, lru_cache, partial
 from gc import is_tracked
-from itertools import chain, compress, repeat
+from itertools import accumulate, chain, compress, repeat
 from operator import itemgetter
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet, ref
 
@@ -31,6 +31,7 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from pytest_torchmem.step.imports import is_installed
 from pytest_torchmem.torch_private.tensors import BUFFERS, CHILDREN, PARAMETERS, UNSAVED_BUFFERS
 
 FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType)
@@ -80,8 +81,11 @@ def names_of_cell(cell: types.CellType) -> Names:
 
 
 def names_of_globals(variables: dict[str, Any], names: Collection[str]) -> Names:
+    """Return variables of a module but for other modules, which it has once they are imported."""
+
     def read() -> dict[str, Any]:
-        return {name: variables[name] for name in names if name in variables}
+        bound = [name for name in names if name in variables]
+        return {one: variables[one] for one in bound if type(variables[one]) is not ModuleType}
 
     return Names(read, variables.__setitem__, variables.__delitem__)
 
@@ -164,6 +168,9 @@ _FOLLOWED = _CALLED | CONTAINERS
 _STAYS = frozenset(vars(nn.Module())) - {BUFFERS, CHILDREN, UNSAVED_BUFFERS}
 """Attributes of every module that do not change with a step; of parameters there is a list."""
 _STORES = frozenset({opmap["STORE_GLOBAL"], opmap["DELETE_GLOBAL"]})
+_STORES_ATTRIBUTES = frozenset({opmap["STORE_ATTR"], opmap["DELETE_ATTR"]})
+_FUNCTIONS_OF = ("__func__", "func", "fget", "fset", "fdel")
+"""Attributes by which methods of all kinds, and properties, have functions."""
 
 
 class Scope(IntEnum):
@@ -174,6 +181,12 @@ class Scope(IntEnum):
     """An attribute of a module or an optimizer, or in one."""
     GLOBAL = 2
     """A global variable, an attribute of a class, or in one."""
+    OF_METHODS = 3
+    """What only methods name of these, or have at hand: what they have been called with, say."""
+
+
+WHOLE = frozenset({Scope.OWN, Scope.MODULE, Scope.GLOBAL})
+"""What a step of a module leaves as it was."""
 
 
 Holder = tuple[Any, Scope]
@@ -183,9 +196,10 @@ Holder = tuple[Any, Scope]
 class Reached:
     """What can be changed of all that a function, or a module's forward, can reach.
 
-    Functions are followed through closures, defaults and the globals that they name. Of the classes
-    of modules and other objects, and of the files that define modules, only what stands there is
-    looked at: there is no end to what a library's functions name.
+    Functions are followed through closures, defaults and the globals that they name, and those of
+    the program's own files through the modules that they name. So are methods of its classes. Of
+    other classes, and of the files that define modules, only what stands there is looked at: there
+    is no end to what a library's functions name.
     """
 
     def __init__(self, target: Callable[..., Any] | None, *arguments: Any) -> None:
@@ -200,7 +214,9 @@ class Reached:
         """Attributes of objects of other classes that hold tensors, such as moving averages."""
         self._seen: dict[int, Any] = {}
         """What was looked at, by its id: it lives on, so that no other object gets its address."""
-        self._kinds: set[type] = set()
+        self._kinds: dict[type, None] = {}
+        self._looked_at = 0
+        """Of how many of these the attributes were noted."""
         self._called: list[tuple[Any, Scope]] | None = []
         """Functions, which are followed when all is found that the arguments hold."""
         self._at_classes = False
@@ -215,8 +231,10 @@ class Reached:
         called, self._called = self._called, None
         for function, scope in called:
             self._waiting[scope] += self._of_callable(function, scope)
+        self._walk_scopes(Scope.OWN, Scope.MODULE, Scope.GLOBAL)
+        self._look_at_classes(Scope.GLOBAL)
         self._walk_scopes(*Scope)
-        self._look_at_classes()
+        self._look_at_classes(Scope.OF_METHODS)
         self._seen.clear()
 
     def every_tensor(self, *, held: bool = False) -> Iterator[Tensor]:
@@ -263,7 +281,7 @@ class Reached:
                 return self._of_callable(one, scope)
             self._called.append((one, scope))
         elif isinstance(one, type):
-            self._kinds.add(one)
+            self._note_class(one)
         elif (container := container_of(kind)) is not None:
             if container in CHANGEABLE:
                 self.holders.append((one, scope))
@@ -271,6 +289,8 @@ class Reached:
             return [*values(one), *self._of_object(one, scope)]
         elif is_of_program(kind):
             return self._of_object(one, scope)
+        elif type(own := getattr(one, "__dict__", None)) is dict and "__wrapped__" in own:
+            return (own["__wrapped__"],)  # a function whose results are cached
         return ()
 
     def _of_callable(self, one: Any, scope: Scope) -> Iterable[Any]:
@@ -294,18 +314,34 @@ class Reached:
         # of the interpreter, pytest or torch
         if ((function.__module__ or "").partition(".")[0] in _OTHERS) or self._at_classes:
             return
-        variables = function.__globals__
-        for code in codes_of(function.__code__):
-            if not _STORES.isdisjoint(code.co_code[::2]):
-                stores = (one for one in get_instructions(code) if one.opcode in _STORES)
-                written = [str(one.argval) for one in stores]
-                self.holders.append((names_of_globals(variables, written), Scope.GLOBAL))
-            named = (name for name in code.co_names if name in variables)
-            self._waiting[Scope.GLOBAL] += map(variables.__getitem__, named)
+        named, operations = _names_in(function.__code__)
+        own, places = not is_installed(function.__code__.co_filename), [function.__globals__]
+        if own and opmap["IMPORT_NAME"] in operations:
+            places += [vars(one) for one in _imported(named, str(places[0].get("__package__")))]
+        stores, scope = _STORES, max(scope, Scope.GLOBAL)
+        for variables in places:
+            found = [variables[name] for name in named if name in variables]
+            self._waiting[scope] += found
+            if not stores.isdisjoint(operations):
+                self.holders.append((names_of_globals(variables, named), scope))
+            if own:
+                modules = (one for one in found if isinstance(one, ModuleType))
+                others = (vars(one) for one in modules if _is_own(one.__name__))
+                places += [one for one in others if not any(one is place for place in places)]
+            stores = _STORES_ATTRIBUTES
+
+    def _note_class(self, kind: type) -> None:
+        """Note a class and its bases, and the methods and attributes of the program's own."""
+        for base in kind.__mro__ if kind not in self._kinds else ():
+            if base not in self._kinds:
+                self._kinds[base] = None
+                if _is_own(base.__module__):
+                    for scope, one in _parts_of_class(base):
+                        self._waiting[scope].append(one)
 
     def _of_object(self, one: Any, scope: Scope) -> list[Any]:
         """Note the attributes of an object, and return them; those of a module wait."""
-        self._kinds.add(type(one))
+        self._note_class(type(one))
         own, module = getattr(one, "__dict__", None), isinstance(one, nn.Module)
         inside: list[Any] = []
         if type(own) is dict and module:
@@ -330,11 +366,11 @@ class Reached:
             inside += slots.read().values()
         return inside
 
-    def _look_at_classes(self) -> None:
+    def _look_at_classes(self, scope: Scope) -> None:
         """Note what can be changed of classes, and of the files that define those of modules."""
-        self._at_classes = True
-        kinds = {base for kind in self._kinds for base in kind.__mro__}
-        kinds = {kind for kind in kinds if str(kind.__module__).partition(".")[0] not in _OTHERS}
+        kinds, self._at_classes = [*self._kinds][self._looked_at :], True
+        self._looked_at = len(self._kinds)
+        kinds = [kind for kind in kinds if str(kind.__module__).partition(".")[0] not in _OTHERS]
         places = [names_of_class(kind) for kind in kinds]
         files = {kind.__module__ for kind in kinds if issubclass(kind, nn.Module)}
         for file in files & sys.modules.keys():
@@ -345,9 +381,10 @@ class Reached:
                 if kind not in _QUICK_CODE and name[:2] != "__" and not issubclass(kind, CODE)
             ]
             places.append(names_of_globals(variables, states))
-        self.holders += [(names, Scope.GLOBAL) for names in places]
+        self.holders += [(names, scope) for names in places]
         values = chain.from_iterable(names.read().values() for names in places)
-        self._walk([one for one in values if not isinstance(one, nn.Module)], Scope.GLOBAL, _LEVELS)
+        self._walk([one for one in values if not isinstance(one, nn.Module)], scope, _LEVELS)
+        self._at_classes = False
 
 
 _TRAINING = (Optimizer, LRScheduler, GradScaler)
@@ -396,6 +433,40 @@ def is_of_program(kind: type) -> bool:
     if str(kind.__module__).startswith(_WITH_STATE):
         return True
     return str(kind.__module__).partition(".")[0] not in _OTHERS
+
+
+def _is_own(module: str) -> bool:
+    """Return whether a module is the program's own, and not of a library that is installed."""
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return not is_installed(file or "") and module.partition(".")[0] not in _OTHERS
+
+
+def _imported(names: Iterable[str], package: str) -> Iterator[ModuleType]:
+    """Yield the modules of the program among what a function names that imports them."""
+    packages = ("", *(f"{one}." for one in accumulate(package.split("."), "{}.{}".format)))
+    for name in {f"{one}{name}".rstrip(".") for one in packages for name in names}:
+        if isinstance(module := sys.modules.get(name), ModuleType) and _is_own(name):
+            yield module
+
+
+def _parts_of_class(kind: type) -> Iterator[tuple[Scope, Any]]:
+    """Yield the functions that a class has in any form, and its other attributes."""
+    for name, one in dict(vars(kind)).items():
+        if isinstance(one, (staticmethod, classmethod, property, cached_property)):
+            for function in _FUNCTIONS_OF:
+                yield Scope.OF_METHODS, getattr(one, function, None)
+        elif type(one) is types.FunctionType:
+            yield Scope.OF_METHODS, one
+        elif name[:2] != "__":
+            yield Scope.GLOBAL, one
+
+
+@lru_cache(maxsize=4096)
+def _names_in(code: types.CodeType) -> tuple[frozenset[str], frozenset[int]]:
+    """Return the names of globals and attributes in the code of a function, and its operations."""
+    codes = [*codes_of(code)]
+    names, operations = ((one.co_names for one in codes), (one.co_code[::2] for one in codes))
+    return frozenset(chain.from_iterable(names)), frozenset(chain.from_iterable(operations))
 
 
 def codes_of(code: types.CodeType) -> Iterator[types.CodeType]:
@@ -538,21 +609,28 @@ class ProgramState:
     def restore(self) -> None:
         """Give everything its contents back, as before the first run."""
         for place, scope, noted, now in self._changed():
-            contents = settled(noted, now)
-            if scope is Scope.GLOBAL and isinstance(place, dict):
-                # What a library registers as it is imported is registered once in a process.
-                new = {key: one for key, one in now.items() if key not in contents}
-                contents |= {key: one for key, one in new.items() if isinstance(one, CODE)}
-            fill(place, contents, now)
+            fill(place, self._before(place, scope, noted, now), now)
 
-    def give_back(self, is_made_here: Callable[[Tensor], bool]) -> None:
-        """Give modules and optimizers all their contents back, and what is elsewhere its tensors
-        and objects. There a function's own variables keep what it has put in besides, and others
-        all but the tensors of the trace: the tables of a cache, with what it had computed.
+    def _before(self, place: Any, scope: Scope, noted: Any, now: Any) -> Any:
+        contents = settled(noted, now)
+        if scope >= Scope.GLOBAL and isinstance(place, dict):
+            # What a library registers as it is imported is registered once in a process.
+            new = {key: one for key, one in now.items() if key not in contents}
+            contents |= {key: one for key, one in new.items() if isinstance(one, CODE)}
+        return contents
+
+    def give_back(
+        self,
+        is_made_here: Callable[[Tensor], bool] = lambda tensor: False,
+        whole: Collection[Scope] = (Scope.MODULE,),
+    ) -> None:
+        """Give modules and optimizers, or all that is ``whole``, their contents back, and what is
+        elsewhere its tensors and objects. There a function's own variables keep what it has put in
+        besides, and others all but the tensors of the trace: a cache what it had computed.
         """
         for place, scope, noted, now in self._changed():
-            if scope is Scope.MODULE:
-                contents = settled(noted, now)
+            if scope in whole:
+                contents = self._before(place, scope, noted, now)
             elif isinstance(now, dict):
                 contents = self._names(place, scope, noted, now, is_made_here)
             else:

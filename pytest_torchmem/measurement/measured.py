@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from pytest_torchmem.errors import DeviceMemoryError, UsageError, refuse_misspelt
-from pytest_torchmem.journal.contents import ProgramState, Reached
+from pytest_torchmem.journal.contents import WHOLE, ProgramState, Reached
 from pytest_torchmem.journal.in_place import Given, InPlace
 from pytest_torchmem.journal.journal import generators_kept, program_kept, undisturbed
 from pytest_torchmem.measurement import device as devices
@@ -385,7 +385,7 @@ def on_copies(
     finally:
         with undisturbed():
             in_place.restore()
-            state.restore()
+            state.give_back(whole=WHOLE)
 
 
 def _flatten(module: nn.Module) -> None:

@@ -10,12 +10,13 @@ What it compiles is run eagerly, or followed from the first use of the compiler 
 """
 
 import _frozen_importlib
+import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from functools import partial
+from functools import lru_cache, partial
 from types import FrameType
 from typing import Any
 
@@ -34,8 +35,15 @@ _followed: list[Callable[[str], AbstractContextManager[None]]] = []
 _OWN = f"{__name__.partition('.')[0]}."
 _PATIENCE = 15.0
 """Seconds after which an import that has not moved is taken to wait for this thread."""
+_INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+"""Folders of what is installed, which may lie in the standard library's."""
 _IMPORTING = "<frozen importlib._bootstrap>", "_find_and_load"
 """The file and name of the function that holds the lock of a module."""
+
+
+@lru_cache(maxsize=4096)
+def is_installed(filename: str) -> bool:
+    return any(map(filename.count, _INSTALLED))
 
 
 @contextmanager

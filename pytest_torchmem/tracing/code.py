@@ -22,7 +22,8 @@ from zlib import crc32
 
 from torch import nn
 
-from pytest_torchmem.interception import attribution, facts
+from pytest_torchmem.interception import attribution
+from pytest_torchmem.step.imports import is_installed
 from pytest_torchmem.tracing.sources import file_of, first_line, is_of_program, text_of, tree_of
 
 _CONFIGURATIONS = (".json", ".yaml", ".yml", ".toml", ".ini", ".cfg")
@@ -218,7 +219,7 @@ def _library_of(one: Any) -> str:
     module = one.__name__ if kind is ModuleType else of.__module__
     root = str(module).partition(".")[0]
     own = getattr(sys.modules.get(root), "__dict__", {})
-    is_known = facts.is_installed(str(own.get("__file__"))) and root not in _NO_LIBRARIES
+    is_known = is_installed(str(own.get("__file__"))) and root not in _NO_LIBRARIES
     return root if is_known and _version_of(root) else ""
 
 

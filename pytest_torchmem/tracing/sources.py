@@ -13,7 +13,8 @@ from functools import lru_cache
 from types import CodeType
 from typing import Any
 
-from pytest_torchmem.interception import attribution, facts
+from pytest_torchmem.interception import attribution
+from pytest_torchmem.step.imports import is_installed
 
 _STANDARD_LIBRARY = os.path.dirname(os.__file__)
 """``sysconfig`` reads how Python was built to say so."""
@@ -24,7 +25,7 @@ _NOTHING = (ast.Constant, ast.List, ast.Dict, ast.Set, ast.Tuple)
 
 def is_of_program(file: str) -> bool:
     """Tell whether a file is neither of an installed library nor of Python's own."""
-    return not (facts.is_installed(file) or file.startswith((_STANDARD_LIBRARY, "<")))
+    return not (is_installed(file) or file.startswith((_STANDARD_LIBRARY, "<")))
 
 
 def file_of(kind: type) -> str:

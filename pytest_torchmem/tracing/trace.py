@@ -24,7 +24,7 @@ from pytest_torchmem.interception.values import answers, messages
 from pytest_torchmem.interception.values.contents import Values, ValuesMode, ValuesNeeded
 from pytest_torchmem.interception.values.known import KnownValues
 from pytest_torchmem.interception.world import world_entered
-from pytest_torchmem.journal.contents import ProgramState, Reached
+from pytest_torchmem.journal.contents import WHOLE, ProgramState, Reached
 from pytest_torchmem.journal.in_place import InPlace
 from pytest_torchmem.journal.journal import (
     HandlersDeferred,
@@ -172,7 +172,7 @@ def _in_passes(
     state = ProgramState(reached, in_place.references(), keeps=is_module)
 
     def giving_back(ledger: Ledger) -> Callable[[], None]:
-        return state.restore if is_module else partial(give_back, ledger, state)
+        return partial(give_back, ledger, state, *((WHOLE,) if is_module else ()))
 
     run = partial(run, in_place, giving_back, lowering=lowering)
     return run_passes(run, machine, passes, state.restore, lowering)

@@ -352,17 +352,12 @@ def test_the_default_dtype_is_that_of_the_moment(device: str) -> None:
 def test_settings_of_the_process_are_put_back() -> None:
     def settings() -> list[object]:
         return [
-            torch.get_default_dtype(),
-            torch.are_deterministic_algorithms_enabled(),
+            *(torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled()),
             torch.is_deterministic_algorithms_warn_only_enabled(),
-            torch.backends.cudnn.enabled,
-            torch.backends.cudnn.benchmark,
-            torch.backends.cudnn.conv.fp32_precision,
-            torch.backends.mkldnn.enabled,
-            torch.backends.cuda.flash_sdp_enabled(),
-            torch.backends.cuda.math_sdp_enabled(),
-            torch.is_autocast_enabled("xla"),
-            torch.get_autocast_dtype("mps"),
+            *(torch.backends.cudnn.enabled, torch.backends.cudnn.benchmark),
+            *(torch.backends.cudnn.conv.fp32_precision, torch.backends.mkldnn.enabled),
+            *(torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.math_sdp_enabled()),
+            *(torch.is_autocast_enabled("xla"), torch.get_autocast_dtype("mps")),
             torch.backends.miopen.immediate,  # type: ignore[attr-defined]
         ]
 

@@ -3,9 +3,10 @@
 import copy
 import gc
 import pickle
+import sys
 from collections import UserDict, defaultdict, deque
 from collections.abc import Callable
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -329,6 +330,47 @@ def test_names_are_bound_again_for_a_second_pass() -> None:
 
     torchmem.trace(body)
     assert seen == [(1, 1, 1)]
+
+
+ELSEWHERE = ModuleType("elsewhere")
+exec(
+    """
+import functools, torch
+CACHE, counts = {}, [0]
+def fill():
+    counts[0] += 1
+    CACHE.setdefault("table", torch.randn(3000, 1000))
+    assert CACHE["table"].sum() < 1e9  # beyond what a first pass computes
+def count():
+    import elsewhere
+    elsewhere.counts = [*elsewhere.counts]
+    elsewhere.fill()
+cached = functools.lru_cache(fill)
+class Base:
+    def inner(self): fill()
+class Trainer(Base):
+    filled = property(lambda self: self.inner())
+    later = functools.cached_property(lambda self: self.inner())
+    make = classmethod(lambda cls: cls().inner())
+    def __call__(self): self.inner()
+""",
+    vars(ELSEWHERE),
+)
+Trainer: Any = ELSEWHERE.Trainer
+WAYS: list[Callable[[], Any]] = [
+    *(lambda: ELSEWHERE.fill(), lambda: ELSEWHERE.count(), lambda: ELSEWHERE.cached(), Trainer()),
+    *(lambda: Trainer().inner(), lambda: Trainer().filled, lambda: Trainer().later, Trainer.make),
+]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_other_files_and_methods_name_is_as_before(
+    way: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "elsewhere", ELSEWHERE)
+    monkeypatch.setattr(ELSEWHERE, "counts", [0])
+    torchmem.trace(way)
+    assert (ELSEWHERE.counts, ELSEWHERE.CACHE) == ([1], {})
 
 
 def test_what_a_program_lets_go_of_is_free() -> None:

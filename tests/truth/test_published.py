@@ -319,17 +319,10 @@ def test_a_step_of_a_profiler_trace(tmp_path: Path) -> None:
     trace = {
         "deviceProperties": [{"name": "Tesla V100"}],
         "traceEvents": [
-            span("ProfilerStep#1", 0, 9),
-            span("ProfilerStep#2", 10, 99),
-            memory(5, 512),
-            span("aten::empty", 11, 13),
-            memory(12, 4096),
-            memory(12, 64, device=0),
-            span("aten::add", 20, 40),
-            span("aten::empty", 21, 23),
-            memory(22, 4608),
-            memory(50, -4608),
-            memory(51, -4096),
+            *(span("ProfilerStep#1", 0, 9), span("ProfilerStep#2", 10, 99), memory(5, 512)),
+            *(span("aten::empty", 11, 13), memory(12, 4096), memory(12, 64, device=0)),
+            *(span("aten::add", 20, 40), span("aten::empty", 21, 23), memory(22, 4608)),
+            *(memory(50, -4608), memory(51, -4096)),
         ],
     }
     path = tmp_path / "trace.json.gz"
