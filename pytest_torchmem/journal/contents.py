@@ -8,22 +8,27 @@ device, and once more with real values. What it writes down in objects that it d
 the next run, with tensors of a trace that is over.
 """
 
+import copyreg
 import operator
+import random
 import sys
 import types
 from abc import ABCMeta
+from array import array
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
+from copy import copy
 from dis import opmap
 from enum import EnumMeta, IntEnum
 from functools import cached_property, lru_cache, partial
-from gc import is_tracked
-from itertools import accumulate, chain, compress, repeat
+from gc import get_referents, is_tracked
+from io import BytesIO, StringIO
+from itertools import chain, compress, repeat
 from operator import itemgetter
 from types import MappingProxyType, ModuleType
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet, ref
+from weakref import WeakSet, ref
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +36,7 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from pytest_torchmem.step.generators import set_state_of, state_of
 from pytest_torchmem.step.imports import is_installed
 from pytest_torchmem.torch_private.tensors import BUFFERS, CHILDREN, PARAMETERS, UNSAVED_BUFFERS
 
@@ -53,8 +59,8 @@ class Names:
     def __init__(
         self,
         read: Callable[[], dict[str, Any]],
-        bind: Callable[[str, Any], None],
-        unbind: Callable[[str], None],
+        bind: Callable[[str, Any], object],
+        unbind: Callable[[str], object],
     ) -> None:
         self.read, self._bind, self._unbind = read, bind, unbind
 
@@ -63,7 +69,7 @@ class Names:
         now = self.read()
         for name, value in contents.items():
             if name not in now or now[name] is not value:
-                with suppress(AttributeError, TypeError):
+                with suppress(Exception):
                     self._bind(name, value)
         for name in now.keys() - contents.keys():
             with suppress(AttributeError, TypeError, KeyError):
@@ -105,20 +111,9 @@ def names_of_class(kind: type) -> Names:
     return Names(read, partial(setattr, kind), partial(delattr, kind))
 
 
-_SLOTS: WeakKeyDictionary[type, list[str]] = WeakKeyDictionary()
-"""By class: to look at all that a class has takes as long as a small operator."""
-
-
 def names_of_slots(one: Any) -> Names | None:
     """Return the slots of an object, ``None`` if its class has none."""
-    names = _SLOTS.get(type(one))
-    if names is None:
-        names = _SLOTS[type(one)] = [
-            name
-            for kind in type(one).__mro__
-            for name, value in vars(kind).items()
-            if isinstance(value, types.MemberDescriptorType) and not name.startswith("__")
-        ]
+    names = copyreg._slotnames(type(one))  # type: ignore[attr-defined]
     if not names:
         return None
 
@@ -128,8 +123,43 @@ def names_of_slots(one: Any) -> Names | None:
     return Names(read, partial(object.__setattr__, one), partial(object.__delattr__, one))
 
 
-#: The most objects that are looked at: behind that, a program has data rather than state.
-_MOST = 50_000
+def is_generator(one: Any) -> bool:
+    """Return whether something is a generator of random numbers, of torch, Python or numpy."""
+    kinds = type(one).__mro__
+    if torch.Generator in kinds or random.Random in kinds:
+        return one is not torch.default_generator  # which every trace puts back
+    return str(type(one).__module__).startswith("numpy.random.")
+
+
+def names_of_state(one: Any) -> Names | None:
+    """Return what a generator, an array or a text in memory holds, ``None`` of anything else."""
+    get: Callable[[], Any]
+    put: Callable[[Any], object]
+    kind = type(one)
+    if kind is torch.Generator:
+        get, put = partial(state_of, one), partial(set_state_of, one)
+    elif is_generator(one) or kind in (StringIO, BytesIO):
+        one = getattr(one, "bit_generator", one)
+        get, put = one.__getstate__, one.__setstate__
+    elif kind in (bytearray, array) or (kind.__name__, kind.__module__) == ("ndarray", "numpy"):
+        if (getattr(one, "nbytes", 0) or len(one)) > _MOST_BYTES:
+            return None
+        get, put = partial(copy, one), partial(one.__setitem__, slice(None))
+    else:
+        return None
+
+    def read() -> dict[str, Any]:
+        with suppress(NotImplementedError, ValueError):  # ``SystemRandom``, a text that is closed
+            state = get()
+            return {"": lambda: state}  # which is held, and is no object of the program's
+        return {}
+
+    return Names(read, lambda _, state: put(state()), lambda _: None)
+
+
+#: The most objects that are looked at, and bytes of an array that are noted: behind that, a program
+#: has data rather than state.
+_MOST, _MOST_BYTES = 50_000, 1 << 16
 _LEVELS = 3
 """Levels of containers and objects that are looked into where there is no end to them."""
 MAPPINGS = frozenset({dict, OrderedDict, defaultdict, Counter})
@@ -169,8 +199,6 @@ _STAYS = frozenset(vars(nn.Module())) - {BUFFERS, CHILDREN, UNSAVED_BUFFERS}
 """Attributes of every module that do not change with a step; of parameters there is a list."""
 _STORES = frozenset({opmap["STORE_GLOBAL"], opmap["DELETE_GLOBAL"]})
 _STORES_ATTRIBUTES = frozenset({opmap["STORE_ATTR"], opmap["DELETE_ATTR"]})
-_FUNCTIONS_OF = ("__func__", "func", "fget", "fset", "fdel")
-"""Attributes by which methods of all kinds, and properties, have functions."""
 
 
 class Scope(IntEnum):
@@ -287,10 +315,13 @@ class Reached:
                 self.holders.append((one, scope))
             values = container.values if container in MAPPINGS else container.__iter__
             return [*values(one), *self._of_object(one, scope)]
-        elif is_of_program(kind):
-            return self._of_object(one, scope)
-        elif type(own := getattr(one, "__dict__", None)) is dict and "__wrapped__" in own:
-            return (own["__wrapped__"],)  # a function whose results are cached
+        else:
+            if (state := names_of_state(one)) is not None:
+                self.holders.append((state, Scope.MODULE if is_generator(one) else scope))
+            if is_of_program(kind):
+                return self._of_object(one, scope)
+            if type(own := getattr(one, "__dict__", None)) is dict and "__wrapped__" in own:
+                return (own["__wrapped__"],)  # a function whose results are cached
         return ()
 
     def _of_callable(self, one: Any, scope: Scope) -> Iterable[Any]:
@@ -317,7 +348,11 @@ class Reached:
         named, operations = _names_in(function.__code__)
         own, places = not is_installed(function.__code__.co_filename), [function.__globals__]
         if own and opmap["IMPORT_NAME"] in operations:
-            places += [vars(one) for one in _imported(named, str(places[0].get("__package__")))]
+            package = str(places[0].get("__package__"))
+            folders = "", f"{package}.", f"{package.rpartition('.')[0]}."
+            imported = {f"{folder}{name}" for folder in folders for name in named}
+            imported = set(filter(_is_own, imported & sys.modules.keys()))
+            places += [vars(sys.modules[one]) for one in imported]
         stores, scope = _STORES, max(scope, Scope.GLOBAL)
         for variables in places:
             found = [variables[name] for name in named if name in variables]
@@ -437,44 +472,28 @@ def is_of_program(kind: type) -> bool:
 
 def _is_own(module: str) -> bool:
     """Return whether a module is the program's own, and not of a library that is installed."""
-    file = getattr(sys.modules.get(module), "__file__", None)
-    return not is_installed(file or "") and module.partition(".")[0] not in _OTHERS
-
-
-def _imported(names: Iterable[str], package: str) -> Iterator[ModuleType]:
-    """Yield the modules of the program among what a function names that imports them."""
-    packages = ("", *(f"{one}." for one in accumulate(package.split("."), "{}.{}".format)))
-    for name in {f"{one}{name}".rstrip(".") for one in packages for name in names}:
-        if isinstance(module := sys.modules.get(name), ModuleType) and _is_own(name):
-            yield module
+    file, root = getattr(sys.modules.get(module), "__file__", None), module.partition(".")[0]
+    return not (is_installed(file or "") or root in _OTHERS or root in sys.stdlib_module_names)
 
 
 def _parts_of_class(kind: type) -> Iterator[tuple[Scope, Any]]:
     """Yield the functions that a class has in any form, and its other attributes."""
     for name, one in dict(vars(kind)).items():
-        if isinstance(one, (staticmethod, classmethod, property, cached_property)):
-            for function in _FUNCTIONS_OF:
-                yield Scope.OF_METHODS, getattr(one, function, None)
-        elif type(one) is types.FunctionType:
-            yield Scope.OF_METHODS, one
+        if isinstance(one, (*_DESCRIPTORS, cached_property)):
+            functions = (part for part in (one, *get_referents(one)) if type(part) in _CALLED)
+            yield from zip(repeat(Scope.OF_METHODS), functions)
         elif name[:2] != "__":
             yield Scope.GLOBAL, one
 
 
 @lru_cache(maxsize=4096)
 def _names_in(code: types.CodeType) -> tuple[frozenset[str], frozenset[int]]:
-    """Return the names of globals and attributes in the code of a function, and its operations."""
-    codes = [*codes_of(code)]
-    names, operations = ((one.co_names for one in codes), (one.co_code[::2] for one in codes))
-    return frozenset(chain.from_iterable(names)), frozenset(chain.from_iterable(operations))
-
-
-def codes_of(code: types.CodeType) -> Iterator[types.CodeType]:
-    """Yield the code of a function, and that of the functions which it defines."""
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from codes_of(constant)
+    """Return the names of globals and attributes in the code of a function, and of those which it
+    defines, and its operations.
+    """
+    within = [_names_in(one) for one in code.co_consts if isinstance(one, types.CodeType)]
+    names, operations = zip((code.co_names, code.co_code[::2]), *within, strict=True)
+    return frozenset().union(*names), frozenset().union(*operations)
 
 
 _HOLD_NOTHING = (*PLAIN, *FUNCTIONS)

@@ -204,8 +204,7 @@ def test_phases_of_a_callable_are_found() -> None:
 
 
 def test_output_and_loss_live_until_their_step_ends() -> None:
-    outputs: list[weakref.ref[torch.Tensor]] = []
-    seen: list[bool] = []
+    outputs, seen = list[weakref.ref[torch.Tensor]](), list[bool]()
 
     class Remembers(nn.Linear):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

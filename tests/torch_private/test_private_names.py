@@ -60,6 +60,7 @@ EXCEPTIONS = {
     ("plugin/standing.py", "_pyfuncitem"),
     ("plugin/standing.py", "_initrequest"),
     ("plugin/failure.py", "_AssertRaisesContext"),  # of unittest
+    ("journal/contents.py", "_slotnames"),  # of copyreg
     # A folder of torch's: where frames are from.
     ("interception/attribution.py", "_functorch"),
     # A namespace of operators.
@@ -67,16 +68,8 @@ EXCEPTIONS = {
     # Asked of sys.modules alone: whether the compiler is imported.
 }
 #: What declares one in ``torch_private/``.
-DECLARING = {
-    "dispatch_key",
-    "optional",
-    "private",
-    "private_attribute",
-    "private_if_imported",
-    "private_name",
-    "private_name_if_imported",
-    "Replaceable",
-}
+DECLARING = {"dispatch_key", "optional", "private", "private_attribute", "private_if_imported"}
+DECLARING |= {"private_name", "private_name_if_imported", "Replaceable"}
 #: The beginning of names that are listed, a function of Python, and a mark that torch looks for.
 _NOT_DECLARED = {"_saved_", "_getframe", "_boxed_call"} | {
     "_cuda_getCurrentRawStream",  # builds without CUDA lack them
@@ -91,17 +84,9 @@ _PATH = re.compile(r"torch\.(\w+\.)*_[a-z]\w*(\.\w+)*|_(raw_)?saved_\w*")
 def _names_of_torch() -> frozenset[str]:
     """Return private attributes of what a trace deals with, but for operators of ATen."""
     owners: tuple[Any, ...] = (
-        torch,
-        torch._C,
-        torch._C._nn,
-        torch.autograd.graph.Node,
-        torch.cuda,
-        torch.cuda.memory,
-        torch.Generator,
-        torch.Tensor,
-        torch.UntypedStorage,
+        *(torch, torch._C, torch._C._nn, torch.autograd.graph.Node, torch.cuda, torch.cuda.memory),
+        *(torch.Generator, torch.Tensor, torch.UntypedStorage, nn.Module()),
         torch.utils.data.dataloader._MultiProcessingDataLoaderIter,
-        nn.Module(),
     )
     found = {name for owner in owners for name in dir(owner) if _PRIVATE.match(name)}
     registered = torch._C._dispatch_get_all_op_names()

@@ -391,8 +391,7 @@ class _Mode(TorchFunctionMode):
 @pytest.mark.parametrize("raises", [False, True])
 def test_what_a_program_enters_and_never_leaves(device: str, raises: bool) -> None:
     """The thread's modes, hooks and dual level are those of before."""
-    entered: list[object] = []
-    packed: list[object] = []
+    entered, packed = list[object](), list[object]()
 
     def program() -> None:
         torch.set_default_device(device)

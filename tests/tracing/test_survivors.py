@@ -85,8 +85,7 @@ def test_caches_without_tensors_are_left_alone():
 def test_a_cache_of_a_class_is_filled_anew_by_a_second_pass(library: Any) -> None:
     def step() -> bool:
         x = torch.rand(SIDE, SIDE, device="cuda")
-        masked = x * library.table(SIDE, x.device)
-        return bool(masked.sum() > 0)
+        return bool((x * library.table(SIDE, x.device)).sum() > 0)
 
     profile = torchmem.trace(step, device="cuda")
     assert profile.values != "none"
@@ -130,17 +129,10 @@ def test_what_the_last_trace_left_is_on_its_device_from_the_beginning() -> None:
 def test_values_that_are_gone_are_told_of() -> None:
     kept: dict[str, torch.Tensor] = {}
 
-    def first() -> None:
-        kept["noise"] = torch.randn(SIDE, SIDE, device="cuda")
-
-    def second() -> None:
-        if kept["noise"].sum() > 0:
-            pass
-
-    torchmem.trace(first, device="cuda")
+    torchmem.trace(lambda: kept.update(noise=torch.randn(SIDE, SIDE, device="cuda")), device="cuda")
     assert kept["noise"].isnan().all()
     with pytest.raises(UnknownValueError, match="an earlier trace left behind"):
-        torchmem.trace(second, device="cuda")
+        torchmem.trace(lambda: bool(kept["noise"].sum() > 0), device="cuda")
 
 
 def test_values_that_were_computed_stay() -> None:
