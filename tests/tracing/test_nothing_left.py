@@ -69,19 +69,12 @@ def thread_state() -> list[Any]:
     return [
         str(torch._C._dispatch_tls_local_include_set()),
         str(torch._C._dispatch_tls_local_exclude_set()),
-        torch.is_autocast_enabled("cuda"),
-        torch.get_autocast_dtype("cuda"),
-        torch.is_grad_enabled(),
-        torch.is_inference_mode_enabled(),
-        torch.get_default_device(),
-        torch._C._len_torch_dispatch_stack(),
-        torch._C._len_torch_function_stack(),
-        torch._C._is_torch_function_enabled(),
-        torch._C._current_graph_task_id(),
-        torch.get_rng_state().tolist(),
-        torch.get_num_threads(),
-        torch.cuda.is_initialized(),
-        torch.cuda.is_available(),
+        *(torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")),
+        *(torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_default_device()),
+        *(torch._C._len_torch_dispatch_stack(), torch._C._len_torch_function_stack()),
+        *(torch._C._is_torch_function_enabled(), torch._C._current_graph_task_id()),
+        *(torch.get_rng_state().tolist(), torch.get_num_threads()),
+        *(torch.cuda.is_initialized(), torch.cuda.is_available()),
         hooks(),
         torch.ones(2, requires_grad=True).device,
     ]
@@ -193,13 +186,13 @@ def test_dispatch_tables_are_written_once(device: str) -> None:
 
 
 _FIRST_OF_A_PROCESS = """
-import threading
+import contextlib
 import torch
 from torch import nn
+_C = torch._C
 
 def keys():
-    return (str(torch._C._dispatch_tls_local_include_set()),
-            str(torch._C._dispatch_tls_local_exclude_set()))
+    return *map(str, (_C._dispatch_tls_local_include_set(), _C._dispatch_tls_local_exclude_set())),
 
 def rows():
     found = {}
@@ -214,10 +207,8 @@ before, table = keys(), rows()
 import pytest_torchmem as torchmem
 for device in ("cpu", "cuda"):
     torchmem.trace(nn.Linear(4, 4), torch.ones(2, 4), device=device)
-    try:
+    with contextlib.suppress(ZeroDivisionError):
         torchmem.trace(lambda: 1 / 0, device=device)
-    except ZeroDivisionError:
-        pass
 assert keys() == before
 after = rows()
 assert {row for row in table if table[row] != after[row]} == set()
@@ -398,12 +389,9 @@ def test_an_interrupt_while_tensors_are_laid_leaves_them_as_they_were() -> None:
             return interrupt
 
         sys.settrace(interrupt)
-        try:
+        with suppress(KeyboardInterrupt):
             trace(model, torch.ones(2, 4))
-        except KeyboardInterrupt:
-            pass
-        finally:
-            sys.settrace(None)
+        sys.settrace(None)
         assert list(model.parameters()) == [one for one, _, _ in before]
         for one, value, gradient in before:
             assert torch.equal(one, value), number

@@ -193,14 +193,8 @@ class Cached(Parts):
 THERE = torch.ones(5)
 
 
-class Mapping(dict[str, Any]):
-    """A cache of a program's own."""
-
-
-class Items(list[Any]):
-    """A list of a program's own."""
-
-
+Mapping: Any = type("Mapping", (dict,), {})
+Items: Any = type("Items", (list,), {})
 HELD: dict[str, tuple[Callable[[], Any], Callable[[Any, torch.Tensor], Any]]] = {
     "list": (lambda: [THERE, THERE], lambda held, new: held.append(new)),
     "numbers": (lambda: [1, 2], lambda held, new: held.append(new)),
@@ -298,10 +292,7 @@ def test_a_table_whose_tensors_have_other_memory_stays_itself() -> None:
     module = nn.Linear(4, 4)
     table, weight, before = module._parameters, module.weight, module.weight.detach().clone()
 
-    def step() -> None:
-        module.weight.data = torch.zeros(4, 4)
-
-    torchmem.trace(step)
+    torchmem.trace(lambda: setattr(module.weight, "data", torch.zeros(4, 4)))
     assert module._parameters is table
     assert module.weight is weight
     assert torch.equal(weight, before)
@@ -397,9 +388,9 @@ def test_what_an_object_has_in_c_is_as_before(make: Any, use: Any) -> None:
     assert use(held) == use(make()) or not is_generator(held)
 
 
-def test_what_a_program_lets_go_of_is_free() -> None:
+def test_what_a_program_lets_go_of_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     hidden = torch.zeros(1_000_000)
-    CACHE["old"] = torch.zeros(1_000_000)
+    monkeypatch.setitem(CACHE, "old", torch.zeros(1_000_000))
 
     def body() -> None:
         nonlocal hidden
@@ -407,10 +398,7 @@ def test_what_a_program_lets_go_of_is_free() -> None:
         CACHE["old"] = CACHE["old"][:10].clone()
         torch.zeros(500_000)
 
-    try:
-        assert torchmem.trace(body).peak == 4_000_000 + 4_000_000 + 40
-    finally:
-        CACHE.clear()
+    assert torchmem.trace(body).peak == 4_000_000 + 4_000_000 + 40
 
 
 def test_a_trace_inside_of_a_transform_of_functions_is_refused() -> None:

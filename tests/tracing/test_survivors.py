@@ -72,12 +72,7 @@ def test_a_view_whose_base_was_written_to_since_is_looked_at_as_it_is() -> None:
 
 
 def test_caches_without_tensors_are_left_alone():
-    @functools.lru_cache
-    def half(number: int) -> float:
-        return number / 2
-
-    kept = []
-
+    half, kept = functools.lru_cache(lambda number: number / 2), []
     torchmem.trace(lambda: kept.append(torch.ones(int(half(8)))))
     assert half.cache_info().currsize == 1
 
