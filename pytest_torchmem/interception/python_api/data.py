@@ -479,10 +479,8 @@ class ValueMethods(Functions):
     @instead_of(Tensor)
     def tolist(self, original: Any, tensor: Tensor) -> Any:
         """Return the numbers of a copy on the host (csrc/utils/tensor_list.cpp)."""
+        tensor = self._on_host(tensor)
         record = self._trace.without_memory(tensor)
-        if record is not None:
-            tensor = self._on_host(tensor)
-            record = self._trace.without_memory(tensor)
         if record is None:
             return original(tensor)
         with self._trace.working():
@@ -550,11 +548,9 @@ class ValueMethods(Functions):
     @instead_of(nn.functional)
     def one_hot(self, original: Any, tensor: Tensor, num_classes: int = -1) -> Tensor:
         """Make the output without the check of the classes; native/Onehot.cpp."""
-        contents = self._trace.values.contents
+        known = self._trace.values.contents.known
         record = self._trace.record(tensor)
-        if record is None or num_classes <= 0 or not tensor.numel():
-            return cast(Tensor, original(tensor, num_classes))
-        if contents.known(record) is not None:
+        if record is None or num_classes <= 0 or not tensor.numel() or known(record) is not None:
             return cast(Tensor, original(tensor, num_classes))
         if record.ledger.device.type == "cpu":
             tensor.min(), tensor.max()

@@ -388,10 +388,8 @@ def unknown_regions(path: Any) -> tuple[Region, ...]:
 
 
 def _unknown_in(reader: Any) -> list[str]:
-    found: list[str] = []
-    if reader.has_record(_UNKNOWN):
-        found = json.loads(reader.get_record(_UNKNOWN))
-    return found
+    names = reader.get_record(_UNKNOWN) if reader.has_record(_UNKNOWN) else "[]"
+    return cast("list[str]", json.loads(names))
 
 
 def _is_archive(path: Any) -> bool:

@@ -32,7 +32,7 @@ from torch import Tensor
 from pytest_torchmem.errors import UnknownValueError
 from pytest_torchmem.interception.attribution import Attribution, asking_frame
 from pytest_torchmem.interception.ledger import Ledger, StorageRecord
-from pytest_torchmem.interception.plan import Call
+from pytest_torchmem.interception.plan import Call, Output
 from pytest_torchmem.interception.values.contents import (
     Assumption,
     Contents,
@@ -48,7 +48,6 @@ from pytest_torchmem.operators.spec import OperatorSpec
 from pytest_torchmem.step import generators, trees
 from pytest_torchmem.torch_private.tensors import TensorBase, storage_address
 
-_MODULO = ("BINARY_MODULO", "INPLACE_MODULO")
 _MODULO_OF_BINARY = (6, 19)
 """``NB_REMAINDER`` and ``NB_INPLACE_REMAINDER``, from Python 3.11 on (Include/opcode.h)."""
 _FORM = re.compile(r"(?:(.)?([<>=^]))?[-+ ]?#?0?(\d*)")
@@ -78,12 +77,6 @@ class UnknownNumber(float):
         cls._living[id(made)] = made
         return made
 
-    @classmethod
-    def of_trace(cls, undecided: Undecided, integer: bool) -> type[UnknownNumber]:
-        """Return the class of a trace's numbers, or of its whole ones."""
-        own = {"_undecided": staticmethod(undecided), "_living": WeakValueDictionary()}
-        return type(cls.__name__, (cls,), {**own, "_integer": integer})
-
     @staticmethod
     def _undecided(what: str, answer: Any) -> Any:
         """Raise; in its trace, return the answer that is given, which is that of 1, or raise."""
@@ -91,13 +84,6 @@ class UnknownNumber(float):
             f"{what}: it was read in a trace that has ended and did not compute it, in a line that "
             "the profile warns of. Pass values='real' to the trace, which computes every value"
         )
-
-    @classmethod
-    def outlive(cls) -> None:
-        """Let the numbers of a trace that ends be nan, and nothing be decided by them any more."""
-        del cls._undecided
-        for number in cls._living.values():  # ``PyFloatObject``, Include/cpython/floatobject.h
-            ctypes.c_double.from_address(id(number) + object.__basicsize__).value = math.nan
 
     def _as_integer(self, convert: Callable[[float], int]) -> int:
         value = float.__float__(self)
@@ -115,7 +101,7 @@ class UnknownNumber(float):
         code, at = frame.f_code.co_code, frame.f_lasti
         operation = dis.opname[code[at]]
         binary = operation == "BINARY_OP" and code[at + 1] in _MODULO_OF_BINARY
-        if (binary or operation in _MODULO) and math.isfinite(self):
+        if (binary or "MODULO" in operation) and math.isfinite(self):
             return int(float.__float__(self))
         return self._as_integer(int)
 
@@ -149,11 +135,6 @@ class UnknownNumber(float):
 
     def __hash__(self) -> int:
         return hash(self._undecided("an unknown number is looked up", 1))
-
-    def __copy__(self, memo: Any = None) -> UnknownNumber:
-        return self
-
-    __deepcopy__ = __copy__
 
     def __reduce__(self) -> Any:
         torch.serialization.add_safe_globals([float])  # to read it back with ``weights_only``
@@ -204,6 +185,8 @@ for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "divmod", "pow"
         setattr(UnknownNumber, _side.format(_name), _compute_with(_side.format(_name)))
 for _name in ("__neg__", "__pos__", "__abs__", "conjugate"):
     setattr(UnknownNumber, _name, _compute_with(_name))
+for _name in ("__copy__", "__deepcopy__"):
+    setattr(UnknownNumber, _name, lambda number, *_: number)
 for _name in _SETTLED_BY_INFINITY:
     setattr(UnknownNumber, _name, _compare_by(_name))
 
@@ -382,13 +365,8 @@ def _settled(answer: bool) -> Assumption:
 
 def is_same(first: torch.Tensor, second: torch.Tensor) -> bool:
     """Return whether two tensors are the same elements of the same storage."""
-    return (
-        first.dtype == second.dtype
-        and first.shape == second.shape
-        and first.stride() == second.stride()
-        and first.storage_offset() == second.storage_offset()
-        and storage_address(first) == storage_address(second)
-    )
+    same = storage_address(first) == storage_address(second)
+    return same and Output.of(first) == Output.of(second)
 
 
 #: Initialisers draw again what fell out of bounds (``_no_grad_trunc_normal_``); a trace counts
@@ -492,13 +470,18 @@ class Answers:
         )
         kind = self._numbers.get(integer)
         if kind is None:
-            kind = self._numbers[integer] = UnknownNumber.of_trace(self._undecided, integer)
+            own = {"_undecided": staticmethod(self._undecided), "_integer": integer}
+            own["_living"] = WeakValueDictionary()
+            kind = self._numbers[integer] = type("UnknownNumber", (UnknownNumber,), own)
         return kind(1.0)
 
     def end(self) -> None:
-        """Let numbers that the program keeps be taken for no known ones; the trace ends."""
+        """Let the numbers of a trace that ends be nan, and nothing be decided by them any more."""
         while self._numbers:
-            self._numbers.popitem()[1].outlive()
+            _, kind = self._numbers.popitem()
+            del kind._undecided
+            for number in kind._living.values():  # ``PyFloatObject``, Include/cpython/floatobject.h
+                ctypes.c_double.from_address(id(number) + object.__basicsize__).value = math.nan
 
     def _undecided(self, what: str, answer: Any) -> Any:
         """Answer a decision on an unknown number; there is none for ``None``."""

@@ -257,11 +257,9 @@ def memory_for(dtype: torch.dtype, nbytes: int, operator: str = "") -> Tensor | 
     ones it fills what it has just made empty (``at::tensor``, in the CTC loss).
     """
     floating = is_floating(dtype)
-    if nbytes == 0 or (floating and operator != EMPTY):
-        return None
-    if nbytes > (LIMIT_FLOATING if floating else LIMIT_INTEGER) * dtype.itemsize:
-        return None
-    return zeros(nbytes)
+    most = (LIMIT_FLOATING if floating else LIMIT_INTEGER) * dtype.itemsize
+    kept = 0 < nbytes <= most and not (floating and operator != EMPTY)
+    return zeros(nbytes) if kept else None
 
 
 def zeros(nbytes: int) -> Tensor:
