@@ -462,6 +462,11 @@ group_tensors = Replaceable("torch._C._group_tensors_by_device_and_dtype")
 parse_to = Replaceable("torch._C._nn._parse_to")
 #: Whether recurrent modules lay their weights in one piece.
 flatten_weights = Replaceable("torch._use_cudnn_rnn_flatten_weight")
+#: What ``vmap`` and ``grad`` wrap the tensors with that they are given.
+wrap_for_transform = (
+    Replaceable("torch._functorch.vmap._add_batch_dim"),
+    Replaceable("torch._functorch.eager_transforms._wrap_for_grad"),
+)
 #: What the compiler of TorchScript looks torch's functions up with.
 find_builtin = (
     Replaceable("torch.jit._builtins._find_builtin"),

@@ -460,6 +460,15 @@ class WrapperSubclasses(Functions):
             found = None if inner is None else inner.device
         return found
 
+    @instead_of(*patches.wrap_for_transform)
+    def wrap(self, original: Any, tensor: Tensor, *args: Any) -> Any:
+        """Wrap a tensor for a transform, in which C++ may make one beside it before all else.
+        (native/Dropout.cpp; composite operators do not come by their paths there.)
+        """
+        if not self._trace.off():
+            self._trace.begin_beside(tensor)
+        return original(tensor, *args)
+
     @instead_of(patches.make_wrapper)
     def make(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         """Make a wrapper (``torch.Tensor._make_wrapper_subclass``)."""
