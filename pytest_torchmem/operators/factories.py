@@ -47,7 +47,7 @@ operator(
 )
 operator("_new_zeros_with_same_feature_meta new_zeros zeros zeros_like", fills=Fills.ZEROS)
 # They copy the whole storage that they are given a part of, or make zeros as large
-# (native/TensorConversions.cpp, clone_preserve_strides; native/AutogradComposite.cpp).
+# (native/TensorShape.h, clone_preserve_strides; native/AutogradComposite.cpp).
 operator(
     """
         _new_zeros_with_same_feature_meta as_strided_scatter copy diagonal_scatter select_scatter

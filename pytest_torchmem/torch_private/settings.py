@@ -264,6 +264,7 @@ uses_cudnn: Callable[[], bool] = private("torch._C._get_cudnn_enabled")
 #: Whether a kernel with a deterministic form takes it: also where others only warn
 #: (``at::Context::deterministicAlgorithms``).
 prefers_deterministic: Callable[[], bool] = private("torch._C._get_deterministic_algorithms")
+_fills_memory: Callable[[], bool] = private("torch._C._get_deterministic_fill_uninitialized_memory")
 _only_warns: Callable[[], bool] = private("torch._C._get_deterministic_algorithms_warn_only")
 tries_all: Callable[[], bool] = private("torch._C._get_cudnn_benchmark")
 is_cudnn_deterministic: Callable[[], bool] = private("torch._C._get_cudnn_deterministic")
@@ -287,6 +288,13 @@ LIBRARY_VARIABLES = listed("""
 def host_settings() -> tuple[Any, ...]:
     """Return the settings on which operators of the CPU depend: default dtype, deterministic."""
     return _default_dtype(), prefers_deterministic()
+
+
+def fills_new_memory() -> bool:
+    """Return whether new memory is NaN, or the largest number (native/TensorFactories.h,
+    ``fill_empty_deterministic_``).
+    """
+    return prefers_deterministic() and _fills_memory()
 
 
 def must_be_deterministic() -> bool:

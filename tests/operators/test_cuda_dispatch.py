@@ -160,9 +160,8 @@ def test_an_index_goes_to_the_gpu(program, forward, retained):
 
 @in_a_trace("cuda")
 def test_an_index_of_a_tensor_on_the_host_stays_there() -> None:
-    on_host, on_gpu = torch.ones(5, 5), torch.ones(5, 5, device="cuda")
+    on_host, on_gpu, index = torch.ones(5, 5), torch.ones(5, 5, device="cuda"), torch.tensor([1, 2])
     on_gpu[[1, 2]] = 3.0
-    index = torch.tensor([1, 2])
     assert (on_host[[0, 1]].is_cpu, on_gpu[index].is_cuda, index.is_cpu) == (True,) * 3
 
 

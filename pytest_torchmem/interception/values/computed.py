@@ -34,7 +34,7 @@ from pytest_torchmem.torch_private.devices import EventType, profiler_runs
 from pytest_torchmem.torch_private.keys import OpOverload, at_kernels, schema
 from pytest_torchmem.torch_private.names import TORCH_VERSION
 from pytest_torchmem.torch_private.patches import having
-from pytest_torchmem.torch_private.settings import OneThread
+from pytest_torchmem.torch_private.settings import OneThread, fills_new_memory
 
 _CPU = torch.device("cpu")
 _DROPOUT = "aten::native_dropout"
@@ -67,7 +67,7 @@ def run_for_real(call: Call, values: list[Tensor], *, alone: bool = False) -> An
             if not any(words in str(error) for words in TYPE_REFUSED):
                 raise
             return _run_in_another_type(call, values, alone)
-    if call.operator.makes_empty:
+    if call.operator.makes_empty and not fills_new_memory():
         for tensor in argument_tensors(result):
             private.TensorBase.zero_(tensor)
     return result

@@ -43,7 +43,7 @@ from pytest_torchmem.step.trees import (
 )
 from pytest_torchmem.torch_private.kernels import function_of
 from pytest_torchmem.torch_private.keys import COMPOSITE_EXPLICIT, CPU, at_kernels, has_kernel
-from pytest_torchmem.torch_private.settings import OneThread
+from pytest_torchmem.torch_private.settings import OneThread, fills_new_memory
 from pytest_torchmem.torch_private.tensors import TensorBase, storage_address
 
 #: What a kernel of the CPU raises for what it cannot compute; a user's own may raise anything.
@@ -105,6 +105,8 @@ class KnownValues(Answers):
         if record is None or self.contents.known(record) is not None:
             return
         whole = zeros(tensor.untyped_storage().nbytes())
+        if fills_new_memory():
+            whole = torch.empty_like(whole.view(tensor.dtype)).view(torch.uint8)
         whole[: content.numel()] = content
         self.contents.remember(record, whole)
 
@@ -142,6 +144,10 @@ class KnownValues(Answers):
         """
         operator, contents = call.operator, self.contents
         if not contents.settle(call.records):
+            return None
+        if operator.name == "aten::where.self":  # which chooses what was written (VonMises)
+            for record in call.records:
+                contents.begin_writing(record)
             return None
         if operator.copies_whole and plan is not None and plan.makes_one:
             return {0: zeros(plan.slots[0])}
@@ -245,8 +251,9 @@ class KnownValues(Answers):
         if memories is not None:
             line = self.contents.of_others(call.records) or self._gathered_now(call)
             if memories:
-                empty = call.operator.makes_empty or (
-                    call.operator.copies_whole and self.contents.settle(call.records[:1])
+                empty = not fills_new_memory() and (
+                    call.operator.makes_empty
+                    or (call.operator.copies_whole and self.contents.settle(call.records[:1]))
                 )
                 self.show(plan, result, memories, unwritten=empty)
             self._spread(call, result, line)

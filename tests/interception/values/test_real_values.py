@@ -227,6 +227,7 @@ DECISIONS: dict[str, Callable[[Tensor], object]] = {
     "round": lambda x: round(x[0, 1].item()),
     "truth": lambda x: bool(x[0, 1].relu()),
     "array": lambda x: int(x.cpu().numpy().argmax()),
+    "chosen": lambda x: torch.where(x > -99, x, torch.empty_like(x)).mean() < 0.01,
     "where": lambda x: len(torch.where(x > 0)[0]),
     "index": lambda x: tuple(x[x > 1].shape),
     "gather": lambda x: x.gather(1, x.argmax(1, keepdim=True)).mean() > 2.4,
@@ -386,6 +387,17 @@ def test_numbers_are_as_exact_as_in_kernels(dtype: torch.dtype) -> None:
 def test_another_word_is_refused() -> None:
     with pytest.raises(UsageError, match="values='all': expected one of 'auto', 'real', 'none'"):
         trace(nn.Linear(2, 2), torch.ones(1, 2), values="all")
+
+
+def test_new_memory_is_filled_where_it_is_to_be(device: str) -> None:
+    def program(device: str = "cpu") -> list[str]:
+        torch.use_deterministic_algorithms(True)
+        made = torch.empty(2, device=device), torch.ones(1, dtype=torch.int32, device=device)
+        found = [str(one.resize_(3).tolist()) for one in made]
+        torch.use_deterministic_algorithms(False)
+        return found
+
+    assert result_of(lambda: program(device), device=device, values="real") == program()
 
 
 def test_what_is_made_like_a_tensor_on_meta_has_values(device: str) -> None:
