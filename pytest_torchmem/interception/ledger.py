@@ -112,11 +112,10 @@ class DeviceLedger:
         """Return a thread's handle: the one given back last, else a new one, as it first asks; and
         back it goes at its end (aten/src/ATen/cuda/detail/DeviceThreadHandles.h, ``reserve``).
         """
-        handle = self.handles.get(thread)
-        if handle is None:
-            handle = self.free_handles.pop() if self.free_handles else len(self.handles)
-            self.handles[thread] = handle
-        return handle
+        if thread not in self.handles:
+            free = self.free_handles
+            self.handles[thread] = free.pop() if free else len(self.handles)
+        return self.handles[thread]
 
     def private_pool(self, stream: int) -> PoolId | None:
         """Return the private pool that serves a request on ``stream`` now (``get_pool``)."""
@@ -402,8 +401,7 @@ class Ledger:
     def give_handles_back(self) -> None:
         """Let the next thread have the handles of the present one, which ends."""
         for ledger in self.devices.values():
-            handle = ledger.handles.pop(get_ident(), None)
-            if handle is not None:
+            if (handle := ledger.handles.pop(get_ident(), None)) is not None:
                 ledger.free_handles.append(handle)
 
     def made(self) -> dict[int, StorageRecord]:

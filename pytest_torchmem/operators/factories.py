@@ -49,10 +49,8 @@ operator("_new_zeros_with_same_feature_meta new_zeros zeros zeros_like", fills=F
 # They copy the whole storage that they are given a part of, or make zeros as large
 # (native/TensorShape.h, clone_preserve_strides; native/AutogradComposite.cpp).
 operator(
-    """
-        _new_zeros_with_same_feature_meta as_strided_scatter copy diagonal_scatter select_scatter
-        slice_scatter
-    """,
+    "_new_zeros_with_same_feature_meta as_strided_scatter copy diagonal_scatter",
+    "select_scatter slice_scatter",
     also_by=lambda tensors: (*((len(t.untyped_storage()), t.storage_offset()) for t in tensors),),
 )
 operator("linspace logspace", fills=Fills.STEPS)
@@ -283,10 +281,8 @@ def dropout(call: CompositeCall, input: Tensor, p: float, train: bool) -> Any:
 
 # What gives no more than the shape; in ``vmap`` dropout draws so (native/Dropout.cpp).
 operator(
-    """
-        bernoulli.Tensor bernoulli.p cauchy copy exponential fill geometric log_normal
-        normal_functional rand_like randint_like randn_like random uniform zero
-    """
+    "bernoulli.Tensor bernoulli.p cauchy copy exponential fill geometric log_normal",
+    "normal_functional rand_like randint_like randn_like random uniform zero",
 ).unread()(lambda self: [self])
 # The mask as numbers, before it is boolean; native/Dropout.cpp, native_dropout_cpu.
 native_dropout.workspace("cpu")(lambda input: dense_bytes(input))

@@ -291,9 +291,7 @@ def host_settings() -> tuple[Any, ...]:
 
 
 def fills_new_memory() -> bool:
-    """Return whether new memory is NaN, or the largest number (native/TensorFactories.h,
-    ``fill_empty_deterministic_``).
-    """
+    """Return whether new memory is NaN, or the largest number; native/TensorFactories.h."""
     return prefers_deterministic() and _fills_memory()
 
 

@@ -462,9 +462,7 @@ class WrapperSubclasses(Functions):
 
     @instead_of(*patches.wrap_for_transform)
     def wrap(self, original: Any, tensor: Tensor, *args: Any) -> Any:
-        """Wrap a tensor for a transform, in which C++ may make one beside it before all else.
-        (native/Dropout.cpp; composite operators do not come by their paths there.)
-        """
+        """Wrap a tensor for a transform: C++ may first make one beside it (native/Dropout.cpp)."""
         if not self._trace.off():
             self._trace.begin_beside(tensor)
         return original(tensor, *args)
