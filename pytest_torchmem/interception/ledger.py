@@ -255,8 +255,8 @@ class StorageRecord(weakref.ref):  # type: ignore[type-arg]
     """Bytes that the hollow storage shows to whoever reads it."""
     outdated: bool
     """Whether a real storage holds what it did before an operator of the trace wrote to it."""
-    shared: bool
-    """Whether a hollow storage on the host was put into shared memory; not set before that."""
+    shared: Tensor | None
+    """Memory that other processes see, where what is known lies in such; not set before that."""
     content: Tensor | None
     """Its values as a flat uint8 tensor in real memory, where they are known."""
     size: int

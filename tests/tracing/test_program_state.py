@@ -138,9 +138,7 @@ def test_a_second_pass_finds_what_the_first_one_found() -> None:
     assert torchmem.trace(body, values="real").values == "real"
 
 
-class Policy:
-    """Keeps its last distribution, as those of reinforcement learning do."""
-
+class Policy:  # keeps its last distribution, as those of reinforcement learning do
     def __init__(self) -> None:
         self.distribution: torch.distributions.Normal | None = None
 
@@ -154,8 +152,7 @@ def test_objects_that_a_function_is_called_with_are_as_before() -> None:
     policy = Policy()
 
     def body(policy: Policy) -> None:
-        assert policy.distribution is None
-        assert policy.act().mean().abs() < 0.1
+        assert policy.distribution is None and policy.act().mean().abs() < 0.1  # noqa: PT018
 
     torchmem.trace(body, policy)
 
@@ -166,14 +163,11 @@ runs = 0
 table: torch.Tensor | None = None
 
 
-class Cached(Parts):
-    """Keeps tables in every place where other programs find them as well."""
-
+class Cached(Parts):  # keeps tables in every place where other programs find them as well
     calls = 0
     rows: torch.Tensor | None = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Fill each cache that is empty, on the device of ``x``."""
         global table
         Cached.calls += 1
         if table is None:
@@ -227,13 +221,10 @@ def cycle() -> list[Any]:
 HELD["itself"] = (cycle, lambda held, new: held.append(new))
 
 
-class Holding(Parts):
-    """Writes into a container of its class, and into one of its file."""
-
+class Holding(Parts):  # writes into a container of its class, and into one of its file
     held: Any = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Write twice."""
         y = self.linear(x)
         self.write(Holding.held, y)
         self.write(held_here, y)

@@ -123,7 +123,6 @@ def test_what_the_last_trace_left_is_on_its_device_from_the_beginning() -> None:
 
 def test_values_that_are_gone_are_told_of() -> None:
     kept: dict[str, torch.Tensor] = {}
-
     torchmem.trace(lambda: kept.update(noise=torch.randn(SIDE, SIDE, device="cuda")), device="cuda")
     assert kept["noise"].isnan().all()
     with pytest.raises(UnknownValueError, match="an earlier trace left behind"):

@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from typing import Any, cast
-from weakref import ReferenceType, finalize, ref
+from weakref import ReferenceType, ref
 
 import torch
 import torch.serialization
@@ -345,14 +345,24 @@ class _Data(Functions):
 
     @instead_of(torch.UntypedStorage)
     def share_memory_(self, original: Any, storage: torch.UntypedStorage, *args: Any) -> Any:
-        """Move a storage to shared memory; the program's own storages stay in place."""
+        """Let what is known of a storage lie in shared memory; the program's own stay in place, and
+        a forked process writes to these for itself.
+        """
         record = self._trace.record_of(storage)
         if record is None and not (self._trace.off() or self._trace.stands):
             self._trace.borrow_storage(storage)
             record = self._trace.record_of(storage)
         if record is None:
             return original(storage, *args)
-        record.shared = True
+        record.shared = None
+        if record.hollow:
+            with self._trace.working():
+                self._trace.values.contents.share(record)
+        else:
+            self._trace.values.warn(
+                "a tensor is shared that was made before the trace: what other processes write to "
+                "it is not seen. Make it in what is traced"
+            )
         return storage
 
     @instead_of(torch.UntypedStorage)
@@ -365,22 +375,21 @@ class _Data(Functions):
             return bool(original(storage))
         if record.ledger.device.type == "cuda":
             return True
-        return getattr(record, "shared", False) or (not record.hollow and original(storage))
+        return hasattr(record, "shared") or (not record.hollow and original(storage))
 
     @instead_of(*patches.SHARING)
     def sent(self, original: Any, storage: torch.UntypedStorage, *args: Any, **kwargs: Any) -> Any:
         """Hand a storage to another process, which gets what is known."""
         record = self._trace.record_of(storage)
-        if record is None or not record.hollow:
+        if record is None:
             return original(storage, *args, **kwargs)
-        self._trace.values.contents.begin_writing(record)
-        known = self._trace.values.contents.known(record)
-        if known is None:
-            raise self._trace.values.unknown("a tensor of unknown values is sent to a process")
         with self._trace.working():
-            sent = known.clone().untyped_storage()  # its file is open while it lives
-            finalize(storage, sent.nbytes)
-            return original(sent, *args, **kwargs)
+            sent = self._trace.values.contents.share(record)
+            if sent is not None or not record.hollow:
+                record.outdated = not record.hollow
+                shared = storage if sent is None else sent.untyped_storage()
+                return original(shared, *args, **kwargs)
+        raise self._trace.values.unknown("a tensor of unknown values is sent to a process")
 
 
 _OF_TORCH = "torch."

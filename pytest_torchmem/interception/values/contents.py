@@ -340,6 +340,20 @@ class Contents:
             _mark(record, 0)
             self.show(record)
 
+    def share(self, record: StorageRecord) -> Tensor | None:
+        """Let what is known lie in memory that other processes see, and return that, ``None`` where
+        nothing is.
+        """
+        self.begin_writing(record)
+        shared: Tensor | None = getattr(record, "shared", None)
+        if shared is None and (content := self.known(record)) is not None:
+            shared = content.clone()
+            shared.untyped_storage().share_memory_()
+            record.memory = None  # C++ is shown what was there before
+            self._set(record, shared)
+            record.shared = shared
+        return shared
+
     def settle(self, records: Iterable[StorageRecord]) -> bool:
         """Know storages that C++ has written to (``at::tensor``); tell whether others are left."""
         left = False
@@ -421,6 +435,9 @@ class Contents:
 
     def _set(self, record: StorageRecord, content: Tensor) -> None:
         self._ledger.forget(record)
+        shared: Tensor | None = getattr(record, "shared", None)
+        if shared is not None and content is not shared:
+            content = shared.copy_(content)
         record.content, record.size = content, content.nbytes
         self._ledger.known_bytes += record.size
 

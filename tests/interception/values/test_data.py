@@ -4,6 +4,7 @@ import copy
 import errno
 import io
 import multiprocessing
+import operator
 import os
 import queue
 import random
@@ -125,8 +126,20 @@ def test_a_model_that_a_program_shares_stays_where_it_is(device: str) -> None:
         assert model.share_memory().weight.is_shared()
 
     before = open_files()
-    trace(program, device=device)
+    assert "is not seen" in trace(program, device=device).warnings[0]
     assert (open_files(), model.weight.is_shared()) == (before, False)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+@in_a_trace()
+def test_what_processes_write_to_shared_memory_is_seen(method: str, dtype: torch.dtype) -> None:
+    one = torch.zeros(6, dtype=dtype)[::2].share_memory_()
+    for _ in range(2):
+        context: Any = multiprocessing.get_context(method)
+        (process := context.Process(target=operator.iadd, args=(one.mul_(3), 1))).start()
+        process.join()
+    assert one.tolist() == [4, 4, 4]
 
 
 @in_a_trace()
@@ -151,8 +164,7 @@ def test_known_values_are_read(device: str) -> None:
 
 
 _FUZZ = """
-import sys
-import random
+import contextlib, random, sys
 import torch
 from tests.interception.values.test_data import READS, WRITES
 from pytest_torchmem import trace
@@ -174,10 +186,8 @@ def program(device):
             tensors.append(found.float().expand(7).clone() if found.numel() == 1 else tensor)
 
 for device in ("cpu", "cuda"):
-    try:
+    with contextlib.suppress(ValueError):
         trace(program, device, device=device, values=draw.choice(["none", "auto"]))
-    except ValueError:
-        pass
 assert torch.ones(3).sum() == 3
 print("done")
 """
