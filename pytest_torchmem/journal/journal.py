@@ -287,8 +287,8 @@ class HandlersDeferred(AbstractContextManager[None]):
 
     def __exit__(self, *_: object) -> None:
         _signals.signal, _signals.getsignal = self._functions
-        held = [(number, _handler_of(number)) for number in _SIGNALS]
-        held = [(number, _given(one)) for number, one in held if _given(one) is not one]
+        now = zip(_SIGNALS, map(_handler_of, _SIGNALS), strict=True)
+        held = [(number, one.args[0]) for number, one in now if type(one) is _Deferring]
         try:
             _give_back(held)
         finally:

@@ -391,6 +391,7 @@ def operator(*names: str, **aspects: Any) -> Operators:
         record = record_of(name)
         for aspect, value in aspects.items():
             before = getattr(record, aspect)
+            again = callable(before) and not is_another(before, value)
             if isinstance(value, dict) and isinstance(before, dict):
                 twice = [key for key in value if key in before and before[key] != value[key]]
                 if twice:
@@ -398,7 +399,7 @@ def operator(*names: str, **aspects: Any) -> Operators:
                 setattr(record, aspect, {**before, **value})
             elif isinstance(value, frozenset) and isinstance(before, frozenset):
                 setattr(record, aspect, before | value)
-            elif before in (None, "", False, ()) or before == value:
+            elif again or before == value or before in (None, "", False, ()):
                 setattr(record, aspect, value)
             else:
                 raise ValueError(f"{name} has another {aspect} already: {before!r}")
