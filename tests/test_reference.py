@@ -16,7 +16,7 @@ from pytest_torchmem.checks import ARGUMENTS
 from pytest_torchmem.cli import main
 from pytest_torchmem.plugin import hookspec
 from pytest_torchmem.plugin.fixture import Torchmem
-from pytest_torchmem.plugin.options import add_options
+from pytest_torchmem.plugin.start import add_options
 
 PAGES = [
     Path(__file__).parents[1] / "docs" / name

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_torchmem import __version__
 from pytest_torchmem.checks import MARKER, SELECTED_BY, SIGNATURE, STAND_IN
-from pytest_torchmem.plugin import hookspec, options, start
+from pytest_torchmem.plugin import hookspec, leave_this_package_alone, start
 from pytest_torchmem.printable import printable
 from pytest_torchmem.snapshots.location import DIRECTORY
 
@@ -38,8 +39,8 @@ _CONFIRMED = "torchmem_confirmed"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    options.leave_this_package_alone()  # in a second run of this process
-    options.add_options(parser)
+    leave_this_package_alone()  # in a second run of this process
+    start.add_options(parser)
 
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
@@ -111,8 +112,8 @@ class _RunHooks:
         """The lines at the end of the run, and how they are marked."""
         self._lost: list[str] = []
         """Checks whose result came too late for the report of any test."""
-        options.refuse_unknown_keys(config)
-        if options.something_is_set(config):
+        start.refuse_unknown_keys(config)
+        if start.something_is_set(config):
             self.settings()  # what cannot be understood ends the run before it begins
             if self.settings().fake_cuda:
                 self._stand_for_suite()
@@ -214,7 +215,7 @@ class _RunHooks:
         return item.stash[_CHECKER]
 
     def pytest_report_header(self) -> str:
-        return options.header(self._settings)
+        return start.header(__version__, self._settings)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_make_collect_report(

@@ -5,8 +5,8 @@ import pytest
 from pytest_torchmem.checks import DEFAULT_GPU
 from pytest_torchmem.checks.request import Settings
 from pytest_torchmem.figures import DEFAULT_TOLERANCE
-from pytest_torchmem.plugin.options import header
 from pytest_torchmem.plugin.settings import read_settings
+from pytest_torchmem.plugin.start import header
 from pytest_torchmem.snapshots.tolerance import BUILT_IN
 from pytest_torchmem.targets import gpus as catalogue
 from tests.plugin.conftest import Project
@@ -55,7 +55,7 @@ def test_defaults(pytester):
     assert settings.update_max is None
     assert settings.measure == "auto"
     assert str(settings.measure_tolerance) == "5%"
-    assert header(settings) == header(None), "the header of a run that sets nothing"
+    assert header("", settings) == header("", None), "the header of a run that sets nothing"
 
 
 def test_every_option_defaults_to_none(pytester):
