@@ -57,6 +57,10 @@ class NoCudaError(UsageError, RuntimeError, AssertionError):
     """
 
 
+class PassEnded(BaseException):
+    """Ends a pass of a trace that is run again. No ``Exception``, because programs catch those."""
+
+
 def warn_of_defect(what: str, error: Exception) -> None:
     """Warn that something which would explain a failure could not be looked for."""
     said = f"{what} could not be looked for: {type(error).__name__}: {error}"

@@ -27,7 +27,7 @@ from pytest_torchmem.checks.request import (
     make_request,
 )
 from pytest_torchmem.checks.result import CheckResult, Outcome
-from pytest_torchmem.errors import NoCudaError, UsageError
+from pytest_torchmem.errors import NoCudaError, PassEnded, UsageError
 from pytest_torchmem.plugin import failure
 from pytest_torchmem.plugin.collection import Collection, test_id
 from pytest_torchmem.plugin.failure import UNUSED, add_attached, attach, why_skipped
@@ -224,6 +224,11 @@ class Checker:
         settled = self.checked or self.context.settings.disabled
         if not settled and (skip := why_skipped(self.item, call)) is not None:
             self.not_checked(f"never checked: {skip[0]}", notice=skip[1])
+
+    def pass_on(self, error: BaseException) -> None:
+        """Raise what ends a pass of a check that runs: a subtest catches all, and reports it."""
+        if (self.in_body or self._running) and isinstance(error, PassEnded):
+            raise error
 
     def send_along(
         self, report: pytest.TestReport, call: pytest.CallInfo[None], *, explained: bool

@@ -319,6 +319,8 @@ class _RunHooks:
         """Send the records of this phase along with its report."""
         if call.excinfo is not None:
             start.hide_own_frames()
+            if _CHECKER in item.stash:
+                item.stash[_CHECKER].pass_on(call.excinfo.value)
         report = yield
         try:
             if report.skipped and start.checks_memory(item):

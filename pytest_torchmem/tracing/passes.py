@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from pytest_torchmem.errors import UnknownValueError, add_note
+from pytest_torchmem.errors import PassEnded, UnknownValueError, add_note
 from pytest_torchmem.interception.conversion import forget_cached
 from pytest_torchmem.interception.values import messages as mail
 from pytest_torchmem.interception.values.contents import Values, ValuesNeeded
@@ -115,7 +115,7 @@ def _run_with(
     box = mailbox()
     try:
         return run(machine, values, box)
-    except (mail.MessageNeeded, mail.MessageSent, ValuesNeeded):
+    except PassEnded:
         raise
     except BaseException as error:
         lacks = mail.lacks_file(error)

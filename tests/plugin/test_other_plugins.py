@@ -13,10 +13,8 @@ from tests.plugin.conftest import checking
 
 TESTS = """
 import pytest
-
 def test_first(torchmem):
     torchmem.check(1000)
-
 @pytest.mark.parametrize("n", [
     pytest.param(10, id="ten"),
     pytest.param(20, marks=pytest.mark.memory_budget("1 KiB")),
@@ -27,13 +25,11 @@ def test_first(torchmem):
 def test_parameter(torchmem, n):
     torchmem.check(n, device="cpu")
     assert n != 50
-
 @pytest.mark.parametrize("n", [1, 2], indirect=True)
 class TestClass:
     @pytest.fixture
     def n(self, request):
         return 100 * request.param
-
     def test_method(self, torchmem, n):
         torchmem.check(n, name="method")
 """
@@ -100,6 +96,20 @@ def test_parts(torchmem, subtests):
     result.tells("2 memory checks: 2 updated")
 
 
+def test_subtests_do_not_report_what_ends_a_pass(project: Any) -> None:
+    pytest.importorskip("_pytest.subtests")
+    body = "        assert float(torch.rand(3000, 3000).max()) < 2\n"
+    test = "@pytest.mark.memory_budget('99 MiB', device='cpu')\n"
+    project.run(
+        "--torchmem-update",
+        test_net="import pytest, torch, unittest\n"
+        f"{test}def test_parts(subtests):\n    with subtests.test():\n{body}\n"
+        f"class TestAll(unittest.TestCase):\n    {test}    def test_it(self):\n"
+        f"      with self.subTest():\n{body}",
+        passed=2,
+    )
+
+
 def test_split_parts_prove_nothing_and_write_what_they_ran(request: pytest.FixtureRequest) -> None:
     pytest.importorskip("pytest_split")
     written = request.getfixturevalue("written")
@@ -110,23 +120,15 @@ def test_split_parts_prove_nothing_and_write_what_they_ran(request: pytest.Fixtu
             assert "obsolete" not in result.stdout.str()
 
 
-@pytest.mark.parametrize(
-    ("module", "marker", "library"),
-    [
-        ("pytest_asyncio", "asyncio", "asyncio"),
-        ("pytest_trio", "trio", "trio"),
-        ("anyio", "anyio", "asyncio"),
-    ],
-)
-def test_asynchronous_tests(light: Any, module: str, marker: str, library: str) -> None:
+@pytest.mark.parametrize("module", ["pytest_asyncio", "pytest_trio", "anyio"])
+def test_asynchronous_tests(light: Any, module: str) -> None:
     pytest.importorskip(module)
+    marker = module.removeprefix("pytest_")
+    library = marker.replace("anyio", "asyncio")
     light.write(f"""
 import pytest, {library}
-
 @pytest.fixture
-def anyio_backend():
-    return "asyncio"
-
+def anyio_backend(): return "asyncio"
 @pytest.mark.{marker}
 async def test_fixture(torchmem):
     await {library}.sleep(0)
@@ -156,10 +158,8 @@ def test_a_file_system_in_memory_hides_no_snapshot(project: Any) -> None:
     pytest.importorskip("pyfakefs")
     project.write("""
 import os, pytest, torch
-
 def step():
     torch.ones(int(open("/size").read()), requires_grad=True).sum().backward()
-
 @pytest.mark.parametrize("turn", range(2))
 def test_fake(fs, torchmem, turn):
     fs.create_file("/size", contents="8")
@@ -211,7 +211,6 @@ def test_a_run_without_memory_tests_imports_next_to_nothing(pytester, workers):
     pytester.makeconftest(
         """
         import sys
-
         def pytest_unconfigure():
             ours = [name for name in sys.modules if name.startswith("pytest_torchmem")]
             assert 5 < len(ours) < 15, ours

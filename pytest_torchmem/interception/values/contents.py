@@ -19,6 +19,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor
 
+from pytest_torchmem.errors import PassEnded
 from pytest_torchmem.interception.ledger import Ledger, StorageRecord
 from pytest_torchmem.interception.plan import Call, Output, Plan
 from pytest_torchmem.step.trees import argument_leaves
@@ -78,10 +79,8 @@ class Values(Enum):
         return ValuesBudget(2 << 30, 500_000_000_000) if self is Values.WITHIN_BUDGET else None
 
 
-class ValuesNeeded(BaseException):
-    """Ends a pass whose program's way depends on a value that has to be computed. No ``Exception``,
-    because programs catch those.
-    """
+class ValuesNeeded(PassEnded):
+    """Ends a pass whose program's way depends on a value that has to be computed."""
 
 
 NOTHING = Plan((), None)

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from pytest_torchmem.errors import UnknownValueError, UnsupportedOperatorError
+from pytest_torchmem.errors import PassEnded, UnknownValueError, UnsupportedOperatorError
 from pytest_torchmem.interception.plan import Call
 from pytest_torchmem.interception.values.contents import Contents, is_floating, worth_knowing
 from pytest_torchmem.step.trees import Args, Kwargs
@@ -256,10 +256,8 @@ Messages = dict[Message, tuple[Any, ...]]
 """Values of the tensors of messages, None for those that the sender does not know."""
 
 
-class MessageNeeded(BaseException):
-    """Ends a pass whose program asks for what another process has sent. No ``Exception``, because
-    programs catch those.
-    """
+class MessageNeeded(PassEnded):
+    """Ends a pass whose program asks for what another process has sent."""
 
     def __init__(self, message: Message) -> None:
         super().__init__(message)
@@ -268,7 +266,7 @@ class MessageNeeded(BaseException):
         """The error by which the program has failed meanwhile, if it has."""
 
 
-class MessageSent(BaseException):
+class MessageSent(PassEnded):
     """Ends a pass of a rank that was traced for its message, once that is sent."""
 
 
