@@ -499,7 +499,7 @@ def _coalesced_on_host(input: Tensor) -> tuple[Tensor, Tensor]:
     indices, values = sparse_indices(input), sparse_values(input).contiguous()
     # one number for each index; SparseTensorUtils.cpp, flatten_indices
     flat = indices.squeeze(0) if len(indices) == 1 else torch.empty_like(indices).sum(0)
-    made = torch.empty_like(indices), torch.empty_like(values)
+    made = indices.new_empty(indices.shape), torch.empty_like(values)
     flat.sort(0)
     return made
 

@@ -285,7 +285,7 @@ def test_a_trace_on_the_cpu_is_on_a_machine_without_cuda() -> None:
 
 
 def test_recurrent_layers_of_cudnn_are_refused_by_name() -> None:
-    with pytest.raises(RuntimeError, match=r"cannot run cuDNN's recurrent layers: set torch\."):
+    with pytest.raises(RuntimeError, match="runs no recurrent layers of cuDNN"):
         torchmem.measure(nn.LSTM(4, 4), torch.ones(2, 2, 4), device="cuda")
 
 

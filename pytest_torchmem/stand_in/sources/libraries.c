@@ -41,7 +41,7 @@ API int cudnnGetProperty(int t, int *v) { size_t n = cudnnGetVersion(); *v = t =
 #define NO_RECURRENT 3000
 API int cudnnCreateRNNDescriptor(void **d) { stand_in_note(__func__); return NO_RECURRENT; }
 API const char *cudnnGetErrorString(int s) {
-    return s == NO_RECURRENT ? "the stand-in cannot run cuDNN's recurrent layers: set torch.backends.cudnn.enabled = False"
+    return s == NO_RECURRENT ? "the stand-in runs no recurrent layers of cuDNN, and no convolutions where it is not installed: set torch.backends.cudnn.enabled = False"
                              : "a status of the stand-in";
 }
 API void cudnnGetLastErrorString(char *s, size_t n) { if (n) *s = 0; }
