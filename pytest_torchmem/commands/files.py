@@ -268,7 +268,7 @@ def _orphans_below(directory: Path) -> Iterator[Path]:
     for folder in sorted(directory.rglob(location.DIRECTORY)):
         parts = folder.relative_to(directory).parts
         foreign = any(part.startswith(".") or part in _OF_OTHERS for part in parts)
-        if folder.is_dir() and not foreign and not location.is_proposal(folder):
+        if folder.is_dir() and not foreign and location.PROPOSAL not in parts:
             yield from location.orphans_in(folder.parent)
 
 
@@ -282,15 +282,10 @@ def _why_kept(orphan: Path, directory: Path) -> str:
             f"{heir.name} beside it has no snapshots, and may be its module, renamed. Run pytest "
             "--torchmem-update to move the entries"
         )
-    # The module that a copy of its snapshot file belongs to, looked for by folder.
-    folders = orphan.parent.parent.relative_to(directory).parts
-    rests = (folders[first:] for first in range(1, len(folders) + 1))
-    places = (directory.joinpath(*rest, f"{orphan.stem}.py") for rest in rests)
-    module = next((place for place in places if place.exists()), None)
-    if module is not None:
+    if location.is_proposal(orphan.parent.parent, directory):
         return (
-            f"it may be what a run proposes for {module}. Take it over with torchmem accept, or "
-            "remove it yourself"
+            "it may be what a run proposes. Take it over with torchmem accept, or remove it "
+            "yourself"
         )
     return ""
 

@@ -164,7 +164,7 @@ class Collection:
         elif "::" not in report.nodeid:
             real = Path(os.path.realpath(path))
             proposed = self._proposal is not None and self._proposal in (real, *real.parents)
-            proposed = proposed or location.is_proposal(Path(self._relative(path)))
+            proposed = proposed or location.is_proposal(path, self._config.rootpath)
             if report.nodeid and os.path.isdir(path) and not proposed:
                 self._directories[report.nodeid] = path
 

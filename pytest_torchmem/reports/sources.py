@@ -104,10 +104,14 @@ def load_source(text: str | None, directory: Path) -> Source:
             f"{text!r} is not a file, a directory or a git revision of this repository"
         ) from None
     listed = git(directory, "ls-tree", "-r", "-z", "--full-tree", "--name-only", text)
+    root = Path(git(directory, "rev-parse", "--show-toplevel").strip())
     entries: Entries = {}
-    for name in listed.split("\0"):
+    names = set(listed.split("\0"))
+    for name in sorted(names):
         file = PurePosixPath(name)
-        if not is_snapshot(file) or is_proposal(file):
+        if not is_snapshot(file) or (
+            module_of(file) not in names and is_proposal(root / file.parent.parent, root)
+        ):
             continue
         try:
             snapshot = format.load(git(directory, "show", f"{text}:{name}"))
@@ -195,7 +199,7 @@ def _tree(root: Path) -> Entries:
         found = root.rglob(f"{DIRECTORY}/*.json")
     for path in sorted(filter(is_snapshot, found)):
         file = PurePosixPath(path.relative_to(root).as_posix())
-        if not is_proposal(file):
+        if not is_proposal(path.parent.parent, root):
             entries.update(_keyed(module_of(file), _entries(path)))
     return entries
 

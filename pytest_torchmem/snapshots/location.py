@@ -28,11 +28,6 @@ def is_snapshot(file: PurePath) -> bool:
     return file.parent.name == DIRECTORY and file.suffix == ".json" and file.name != CALIBRATION
 
 
-def is_proposal(file: PurePath) -> bool:
-    """Tell whether a path, relative to the root, is in a directory of proposed snapshots."""
-    return PROPOSAL in file.parts
-
-
 def is_calibration(file: PurePath) -> bool:
     return file.parent.name == DIRECTORY and file.name == CALIBRATION
 
@@ -53,6 +48,20 @@ def orphans_in(directory: Path) -> list[Path]:
         and not has_module(file)
         and not (targets and os.path.realpath(file) in targets)
     ]
+
+
+def is_proposal(directory: Path, root: Path) -> bool:
+    """Tell whether the snapshots of a directory are proposed: what CI left is unpacked anywhere.
+
+    They are copies of files that the project has, below a directory that has no code.
+    """
+    folders = Path(relative(directory, root)).parts
+    return PROPOSAL in folders or any(
+        root.joinpath(*folders[first:], DIRECTORY, file.name).exists()
+        and not any(root.joinpath(*folders[:first]).rglob("*.py"))
+        for file in orphans_in(directory)
+        for first in range(1, len(folders) + 1)
+    )
 
 
 def has_module(file: Path) -> bool:

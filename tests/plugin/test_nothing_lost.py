@@ -1,11 +1,10 @@
 """An update removes what is certainly gone, and nothing that might only have another name."""
 
 import json
-import shutil
 
 import pytest
 
-from tests.plugin.conftest import DOUBLE, checking
+from tests.plugin.conftest import DOUBLE, checking, git
 
 TWO = """
 import contextlib, pytest, unittest
@@ -280,14 +279,16 @@ def test_proposals_are_never_read(noted, monkeypatch, command):
         monkeypatch.delenv("CI", raising=False)
         assert (noted.path / name / "__torchmem__" / "test_net.json").exists()
     noted.write(test_net=TWO)
-    option = "--torchmem-proposal=mine"
-    assert "obsolete" not in noted.run(option).stdout.str()
-    noted.run("--torchmem-update", option)
+    assert "obsolete" not in noted.run().stdout.str()
+    noted.run("--torchmem-update")
     assert (noted.path / "torchmem-proposal" / "__torchmem__" / "test_net.json").exists()
     assert (noted.path / "mine" / "__torchmem__" / "test_net.json").exists()
     monkeypatch.chdir(noted.path)
-    shutil.rmtree("mine")  # only the option told of it
-    assert "2 unchanged" in command("compare", ".", ".")
+    for words in (["init"], ["add", "."], ["commit", "-m", "both"]):
+        git(noted.path, *words)
+    assert "2 unchanged" in command("compare", "HEAD")
+    (noted.path / "mine" / "test_more.py").touch()  # no copy of the project, but a part of it
+    noted.run().tells("obsolete: mine/__torchmem__/test_net.json: *")
 
 
 def test_groups_of_workers_are_no_part_of_a_test(noted):
