@@ -415,6 +415,8 @@ def test_a_program_that_decides_by_computed_values_runs_as_graphs(values: str) -
     (warning,) = (one for one in profile.warnings if "did not lower" in one)
     assert "decides by values" in warning
     assert any(found.nbytes == 4000 for found in profile.timeline.allocations)
+    told = trace(lambda: print(torch.compile(torch.sin)(torch.ones(4)).sum().item()), values=values)
+    assert told.values == "in part"
 
 
 @pytest.mark.parametrize("values", ["auto", "none"])

@@ -82,7 +82,8 @@ class UnknownNumber(float):
         """Raise; in its trace, return the answer that is given, which is that of 1, or raise."""
         raise UnknownValueError(
             f"{what}: it was read in a trace that has ended and did not compute it, in a line that "
-            "the profile warns of. Pass values='real' to the trace, which computes every value"
+            "the profile warns of. Pass values='real' to the trace, which computes every value, "
+            "and mode='aot' if it is one of compiled code"
         )
 
     def _as_integer(self, convert: Callable[[float], int]) -> int:
@@ -439,7 +440,7 @@ class Answers:
         if not self.mode.computes:
             return "none"
         spent = self._budget is not None and self._budget.spent
-        return "in part" if spent else "real"
+        return "in part" if spent or self._told else "real"
 
     def item(self, tensor: Tensor, record: StorageRecord) -> Any:
         """Return the number of a tensor of one element, for C++ or a program that needs it now."""
