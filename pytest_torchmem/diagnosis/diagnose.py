@@ -273,6 +273,8 @@ def _told_since(before: Entry, now: Entry) -> tuple[Told, ...]:
 
 FEWEST = 3
 """Steps without which nothing can be said: the first and the last have one end that counts."""
+MANY = 8
+"""Steps from which on the first half may fill what is bounded, such as a cache."""
 _MOMENT = "end"
 
 
@@ -285,7 +287,7 @@ class StepGrowth:
     counted: str = ""
     """What they were told apart by, such as "steps of an optimizer"."""
     grown: tuple[int, ...] = ()
-    """In bytes, step by step."""
+    """In bytes, step by step; of many steps those of the later half."""
     difference: MomentDifference | None = None
     """What is there after the step that grew most, and was not before it."""
     made: tuple[int, ...] = ()
@@ -310,7 +312,8 @@ def step_growth(timeline: Timeline) -> StepGrowth:
     least = list(accumulate((live[end] for end in reversed(ends)), min))[::-1]
     kept = tuple(now - before for before, now in pairwise(least))
     grown = kept[:-1] if len(kept) > 2 else kept
-    worst = max(range(len(grown)), key=lambda index: grown[index])
+    first = len(grown) // 2 if steps >= MANY else 0
+    worst = max(range(first, len(grown)), key=lambda index: grown[index])
     begin, end = ends[worst : worst + 2]
     before, now = (alive_at(timeline, {_MOMENT: at}, by_step=False) for at in (begin, end))
     # When variables of the step are those of another, and something is made after it.
@@ -326,7 +329,8 @@ def step_growth(timeline: Timeline) -> StepGrowth:
         if index not in earlier and timeline.allocations[index][3:5] in tensors
     )
     staying = tuple(index for index in made if index in there)
-    return StepGrowth(steps, counted, grown, grew, staying or made, later if staying else end)
+    grown, end = grown[first:], later if staying else end
+    return StepGrowth(steps, counted, grown, grew, staying or made, end)
 
 
 def ends_of_steps(timeline: Timeline) -> tuple[int, str, list[int]]:

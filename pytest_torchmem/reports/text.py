@@ -90,11 +90,10 @@ def plain_message(result: CheckResult) -> str:
 
 def advice(result: CheckResult, command: str) -> str:
     """Return the advice for a failure; ``command`` accepts the present figures."""
-    asked = (
-        _ADVICE.get(one.outcome) for one in result.findings if not isinstance(one, results.AboveCap)
-    )
-    first = next(filter(None, asked), "")
-    return f"{first}: {printable(command)}" if first else ""
+    found = [one for one in result.findings if not isinstance(one, results.AboveCap)]
+    first = next(filter(None, (_ADVICE.get(one.outcome) for one in found)), "")
+    is_refused = any(one.fails and one.outcome not in _ADVICE for one in found)
+    return f"{first}: {printable(command)}" if first and not is_refused else ""
 
 
 def where_of(key: Key) -> str:
@@ -563,7 +562,7 @@ def _estimate_off(found: results.EstimateOff, result: CheckResult) -> Told:
 
 
 def _leaks(found: results.Leaks, result: CheckResult) -> Told:
-    from pytest_torchmem.diagnosis.diagnose import FEWEST, Diagnosis
+    from pytest_torchmem.diagnosis.diagnose import FEWEST, MANY, Diagnosis
 
     steps, where = found.growth, where_of(result.key)
     if steps.difference is None:
@@ -578,6 +577,9 @@ def _leaks(found: results.Leaks, result: CheckResult) -> Told:
     place, number = growth.place(diagnosis), f"{growth.signed(steps.most)}{of_host}"
     why = f"{found.holder} holds it, " if found.holder else ""
     why = f"{why}growth={found.allowed} allows no more"
+    which = "each" if min(steps.grown) == steps.most else "a"
+    if which == "a" and steps.steps < MANY:
+        why += f"; of {MANY} steps or more only the later half counts"
     headline = f"{number} alive after a step and not before it, {where}: {why}"
     stays = growth.Section("What stays after a step", growth.rows_of(diagnosis.difference.rows))
     return Told(
@@ -587,7 +589,7 @@ def _leaks(found: results.Leaks, result: CheckResult) -> Told:
         rows=stays,
         cause=(headline, place),
         size=headline,
-        short=f"{number} after each step: {layout.joined(why, growth.line_of(diagnosis))}",
+        short=f"{number} after {which} step: {layout.joined(why, growth.line_of(diagnosis))}",
     )
 
 
@@ -663,4 +665,6 @@ _ADVICE = {
     Outcome.GREW: "If this is intended",
     Outcome.MISSING: "To create it",
     Outcome.SHRANK: "To lock it in",
+    Outcome.MEASURED_GREW: "",
 }
+"""How an update is named by the outcomes that it accepts."""

@@ -9,11 +9,11 @@ from concurrent.futures import Future
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from itertools import tee
+from itertools import count, tee
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread, local
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 from weakref import finalize, ref
 
@@ -129,58 +129,34 @@ class Keeper:
         self.callbacks: list[Callable[[], object]] = []
         self.errors: list[Exception] = []
 
-    def remember(self) -> Tensor:
-        self.memory.append((torch.zeros(1),))
-        return self.memory[0][0]
-
-    def put(self) -> Tensor:
-        tensor = torch.zeros(1)
-        self.queue.put(tensor)
-        return tensor
-
-    def listen(self) -> Tensor:
-        tensor = torch.zeros(1)
+    def listen(self, tensor: Tensor) -> None:
         self.callbacks.append(lambda: tensor)
-        return tensor
 
-    def bind(self) -> Tensor:
-        tensor = torch.zeros(1)
-        self.callbacks.append(partial(print, tensor))
-        return tensor
-
-    def default(self) -> Tensor:
-        tensor = torch.zeros(1)
+    def default(self, tensor: Tensor) -> None:
         self.callbacks.append(lambda kept=tensor: kept)
-        return tensor
 
-    def cache(self) -> Tensor:
+    def cache(self, _: Tensor) -> Tensor:
         self.table = lru_cache(torch.zeros)  # made here: what is made before tests is frozen
         return self.table(1)
 
-    def compute(self) -> Tensor:
-        self.future.set_result(torch.zeros(1))
-        return self.future.result()
-
-    def average(self) -> Tensor:
+    def average(self, _: Tensor) -> Tensor:
         self.models.append(nn.Sequential(nn.Sequential(nn.Linear(1, 1))))
         return self.models[0][0][0].weight
 
-    def sample(self) -> Tensor:
+    def sample(self, tensor: Tensor) -> None:
         box = Box()
-        box.tensor = torch.zeros(1)
+        box.tensor = tensor
         self.samples[box] = 1
-        return box.tensor
 
-    def split(self) -> Tensor:
-        first, self.second = tee([torch.zeros(1)])
-        return next(first)
+    def split(self, tensor: Tensor) -> None:
+        first, self.second = tee([tensor])
+        next(first)
 
-    def localize(self) -> Tensor:
+    def localize(self, tensor: Tensor) -> None:
         self.state = local()
-        self.state.hidden = torch.zeros(1)
-        return self.state.hidden
+        self.state.hidden = tensor
 
-    def suspend(self) -> Tensor:
+    def suspend(self, _: Tensor) -> Tensor:
         def stream() -> Iterator[Tensor]:
             hidden = torch.zeros(1)
             yield hidden
@@ -188,16 +164,7 @@ class Keeper:
         self.streams = [stream()]
         return next(self.streams[0])
 
-    def finish(self) -> Tensor:
-        tensor = torch.zeros(1)
-        finalize(self, print, tensor)
-        return tensor
-
-    def in_context(self) -> Tensor:
-        CURRENT.set(torch.zeros(1))
-        return CURRENT.get()
-
-    def in_thread(self) -> Tensor:
+    def in_thread(self, _: Tensor) -> Tensor:
         taken: SimpleQueue[Tensor] = SimpleQueue()
 
         def work() -> None:
@@ -209,50 +176,47 @@ class Keeper:
         self.worker.start()
         return taken.get()
 
-    def in_slots(self) -> Tensor:
-        self.slotted = [Slotted(torch.zeros(1))]
-        return self.slotted[0].tensor
+    def in_slots(self, tensor: Tensor) -> None:
+        self.slotted = [Slotted(tensor)]
 
-    def in_record(self) -> Tensor:
-        self.moments = [Moment(torch.zeros(1))]
-        return self.moments[0].hidden
+    def in_record(self, tensor: Tensor) -> None:
+        self.moments = [Moment(tensor)]
 
-    def fail(self) -> Tensor:
-        tensor = torch.zeros(1)
+    def fail(self, tensor: Tensor) -> None:
         try:
             raise ValueError
         except ValueError as error:
             self.errors.append(error)
-        return tensor
 
 
 @pytest.mark.parametrize(
     ("keep", "name"),
     [
-        (Keeper.remember, "the deque Keeper.memory"),
-        (Keeper.put, "the SimpleQueue Keeper.queue"),
+        (lambda self, one: self.memory.append((one,)), "the deque Keeper.memory"),
+        (lambda self, one: self.queue.put(one), "the SimpleQueue Keeper.queue"),
         (Keeper.listen, "the closure of Keeper.listen.<locals>.<lambda> in the list Keeper."),
         (Keeper.default, "the defaults of Keeper.default.<locals>.<lambda> in the list Keeper."),
-        (Keeper.compute, "Future._result in Keeper.future"),
+        (lambda self, one: self.future.set_result(one), "Future._result in Keeper.future"),
         (Keeper.average, "Sequential.0.0.weight in the deque Keeper.models"),
         (Keeper.sample, "Box.tensor in the dict Keeper.samples"),
-        (Keeper.bind, "the list Keeper.callbacks"),
+        (lambda self, one: self.callbacks.append(partial(print, one)), "the list Keeper.callbacks"),
         (Keeper.fail, "the traceback of ValueError in the list Keeper.errors"),
         (Keeper.split, "the tee Keeper.second"),
         (Keeper.localize, "local.hidden in Keeper.state"),
         (Keeper.suspend, "hidden of stream in the list Keeper.streams"),
-        (Keeper.finish, "the tuple finalize._Info.args"),
-        (Keeper.in_context, "the variable CURRENT of a context"),
+        (lambda self, one: finalize(self, print, one), "the tuple finalize._Info.args"),
+        (lambda _, one: CURRENT.set(one), "the variable CURRENT of a context"),
         (Keeper.in_thread, "the variable batch of work"),
         (Keeper.in_slots, "Slotted.tensor in the list Keeper.slotted"),
         (Keeper.in_record, "Moment.hidden in the list Keeper.moments"),
         (Keeper.cache, "the lru_cache of _VariableFunctionsClass.zeros"),
     ],
 )
-def test_what_programs_keep_tensors_in(keep: Callable[[Keeper], Tensor], name: str) -> None:
-    keeper = Keeper()
-    kept = [keep(keeper)]
-    assert HeldNames(ignore=kept).of(kept[0]).startswith(name)
+def test_what_programs_keep_tensors_in(keep: Callable[[Keeper, Tensor], Any], name: str) -> None:
+    keeper, kept = Keeper(), [torch.zeros(1)]
+    kept.append(keep(keeper, kept[0]))
+    kept = [one for one in kept if isinstance(one, Tensor)]
+    assert HeldNames(ignore=kept).of(kept[-1]).startswith(name)
 
 
 CODE = """from functools import cache; import hypothesis
@@ -475,10 +439,10 @@ def growth_of(program: Callable[[], Any]) -> StepGrowth:
     return step_growth(torchmem.trace(program, device="cuda").timeline)
 
 
-def inference(keep: list[Any] | None, calls: int = 1) -> None:
+def inference(keep: Any, calls: int = 1, steps: int = 5) -> None:
     model = nn.Linear(64, 64).cuda()
     with torch.no_grad():
-        for _ in range(5):
+        for _ in range(steps):
             for _ in range(calls):
                 y = model(torch.randn(1024, 64, device="cuda"))
             if keep is not None:
@@ -530,6 +494,14 @@ def test_what_a_loop_keeps_is_found_and_what_it_lets_go_is_not(name: str) -> Non
     assert (kept.steps, kept.counted) == (freed.steps, freed.counted) == (steps, counted)
     assert kept.most == ROW
     assert freed.most == 0
+
+
+def test_of_many_steps_the_later_half_counts() -> None:
+    kept, number = deque[Tensor](), count()
+    third = SimpleNamespace(append=lambda y: next(number) % 3 or kept.append(y))
+    keeps = ((5, deque(maxlen=3)), (8, deque(maxlen=3)), (12, third))
+    found = [growth_of(partial(inference, keep, steps=steps)).most for steps, keep in keeps]
+    assert found == [ROW, 0, ROW]
 
 
 def test_a_saved_profile_has_the_same_steps(tmp_path: Any) -> None:
