@@ -16,7 +16,7 @@ from pytest_torchmem.diagnosis.provenance import NOTHING_RAN, Provenance
 from pytest_torchmem.errors import warn_of_defect
 from pytest_torchmem.printable import listed
 from pytest_torchmem.profile.facts import Counts, FactChange, InMode, Topic, changed_facts, lacking
-from pytest_torchmem.profile.module_paths import EveryNumber, fold, unfold
+from pytest_torchmem.profile.module_paths import EveryNumber, fold, prefixes, unfold
 from pytest_torchmem.profile.timeline import Allocation, Kind, Origin, Role
 from pytest_torchmem.snapshots.alive import Alive, Group, What
 from pytest_torchmem.snapshots.format import Entry
@@ -329,8 +329,14 @@ class Evidence:
         return any(change.now for change in self.about(Topic.INPUTS))
 
     def about(self, topic: str) -> list[FactChange]:
-        """Return the changed facts of a topic."""
-        return [change for change in self.facts if change.topic == topic]
+        """Return the changed facts of a topic; no modes of what is no longer called."""
+        called = self.called if topic == Topic.MODES else ()
+        return [c for c in self.facts if c.topic == topic and (not called or c.name in called)]
+
+    @property
+    def called(self) -> set[str]:
+        """The patterns of modules that are called now, as far as that is known."""
+        return {path for name in self.present(Topic.LAYERS) for path in prefixes(name)}
 
 
 Finder = Callable[[Evidence], Cause | None]

@@ -87,6 +87,9 @@ versions have for them, and how they read."""
 _CHANNELS_LAST = "channels last"
 _OF_IMAGES = 4
 """The dimensions of what can be that."""
+_PASS_ON = tuple(f"aten::{one}" for one in ("add.Tensor", "cat", "clone", "stack", "sum"))
+"""Operators whose backward calls none that makes a tensor (tools/autograd/derivatives.yaml), as
+that of an embedding with a sparse gradient (Embedding.cpp, ``embedding_sparse_backward``)."""
 _OPTIONS = ("amsgrad", "momentum", "centered", "differentiable", "maximize", "weight_decay")
 """Options of optimizers that cost memory."""
 
@@ -489,10 +492,11 @@ class FactCollector:
     def _unreached(self) -> _Patterns:
         """Return the outermost modules that no backward comes to, by pattern and mode."""
         ran: dict[Phase, set[str]] = {Phase.FORWARD: set(), Phase.BACKWARD: set()}
-        for called in self.calls:
-            origin = called.origin
-            if origin.module and origin.phase in ran:
-                ran[origin.phase].update(prefixes(origin.module))
+        sparse = {path for (path, own) in self._layers if ("sparse", True) in own[1]}
+        for origin in (called.origin for called in self.calls):
+            is_sparse = origin.operator == "aten::embedding" and fold(origin.module)[0] in sparse
+            if origin.module and origin.phase in ran and origin.operator not in _PASS_ON:
+                ran[origin.phase].update(() if is_sparse else prefixes(origin.module))
         found = _Patterns()
         left = ran[Phase.FORWARD] - ran[Phase.BACKWARD] if ran[Phase.BACKWARD] else set()
         without = {pattern for pattern, mode in self._modes if mode.name == "no_grad"}

@@ -362,8 +362,7 @@ def graphs_of_several_steps(wrong: bool, device: str) -> None:
 @planted("autocast", "Decoder runs without autocast", "", "aten::", "")
 def outside_of_autocast(wrong: bool, device: str) -> None:
     model = Decoder().to(device)
-    region = torch.autocast(device, dtype=torch.bfloat16, enabled=not wrong)
-    with region:
+    with torch.autocast(device, dtype=torch.bfloat16, enabled=not wrong):
         loss = cross_entropy(model(ids(16).to(device)))
     loss.backward()
 
@@ -416,8 +415,7 @@ def cache_in_training(wrong: bool) -> Step:
         def forward(self, x: Tensor, cache: list[Tensor] | None) -> Tensor:
             k, v = self.kv(x).view(BATCH, LENGTH, HEADS, -1).transpose(1, 2).chunk(2, -1)
             if cache is not None:
-                grown = [torch.cat([a[:, :, :0], a], 2) for a in (k, v)]  # here: cache_in_training
-                cache += grown
+                cache += [torch.cat([a[:, :, :0], a], 2) for a in (k, v)]  # here: cache_in_training
             y = F.scaled_dot_product_attention(k, k, v)
             return x + y.transpose(1, 2).flatten(2)
 
@@ -428,11 +426,8 @@ def cache_in_training(wrong: bool) -> Step:
                 x = layer(x, cache)
             return x, cache
 
-    def loss(output: tuple[Tensor, Any]) -> Tensor:
-        return output[0].sum()
-
     model = Cached(layers=nn.ModuleList(Layer(kv=nn.Linear(WIDTH, 2 * WIDTH)) for _ in range(3)))
-    return model, (torch.zeros(BATCH, LENGTH, WIDTH),), {"loss_fn": loss}
+    return model, (torch.zeros(BATCH, LENGTH, WIDTH),), {"loss_fn": lambda made: made[0].sum()}
 
 
 @planted("new module", "Decoder.blocks.4 is new", "Decoder.blocks.4")
@@ -502,15 +497,9 @@ def repeated(wrong: bool) -> Step:
 @planted("backwards", "backward runs once, and was run 3 times", "", "", "")
 def losses_added_up(wrong: bool, device: str) -> None:
     model = nn.Sequential(nn.Linear(32, 256), nn.Tanh(), nn.Linear(256, 32)).to(device)
-    total = torch.zeros((), device=device)
-    for _ in range(3):
-        loss = model(torch.zeros(64, 32, device=device)).square().sum()
-        if wrong:
-            total = total + loss
-        else:
-            loss.backward()
-    if wrong:
-        total.backward()
+    losses = (model(torch.zeros(64, 32, device=device)).square().sum() for _ in range(3))
+    for loss in [sum(losses)] if wrong else losses:
+        loss.backward()
 
 
 @planted("gradients recorded", "runs with gradients, and ran without", "Sequential", "", "")
@@ -522,7 +511,7 @@ def evaluation_with_gradients(wrong: bool, device: str) -> None:
             model(torch.zeros(batch, 32, device=device))  # here: evaluation_with_gradients
 
 
-@planted("gradients recorded", "Linear runs with gradients, and ran without", "", "", "cuda")
+@planted("gradients recorded", "and ran without in 1 of 2 calls", "Linear", "", "cuda")
 def teacher_of_the_same_class(wrong: bool, device: str) -> None:
     """Of the lines that call such a module only that of the teacher ran under ``no_grad``."""
     teacher, student = (nn.Linear(256, 256).to(device) for _ in range(2))
@@ -605,13 +594,9 @@ def optimizer_not_in_place(wrong: bool, device: str) -> None:
 def evaluated_and_not_trained_again(wrong: bool, device: str) -> None:
     class Blocks(Parts):
         def forward(self, x: Tensor) -> Tensor:
+            calls = partial(checkpoint, use_reentrant=False), nn.Module.__call__
             for block in self.blocks:
-                run = (
-                    partial(checkpoint, use_reentrant=False)
-                    if self.training
-                    else nn.Module.__call__
-                )
-                x = run(block, x)  # here: evaluated_and_not_trained_again
+                x = calls[not self.training](block, x)  # here: evaluated_and_not_trained_again
             return x
 
     blocks = (nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.GELU()) for _ in range(6))
@@ -663,16 +648,13 @@ def lost_in_another_class(wrong: bool) -> Step:
 
 @planted("called in part", "Watched.probe runs in each call of the", "Watched.probe", "", "")
 def probe_in_each_call(wrong: bool, device: str) -> list[Tensor]:
-    class Watched(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body, self.probe = nn.Linear(64, 64), nn.Linear(64, 512)
-
+    class Watched(Parts):
         def forward(self, x: Tensor, number: int) -> list[Tensor]:
             out = self.body(x)
             return [self.probe(out)] if wrong or number == 0 else [out]
 
-    model, x = Watched().to(device), torch.zeros(64, 64, device=device)
+    model, x = Watched(body=nn.Linear(64, 64), probe=nn.Linear(64, 512)), torch.zeros(64, 64)
+    model, x = model.to(device), x.to(device)
     return [one for number in range(4) for one in model(x, number)]
 
 
@@ -733,19 +715,16 @@ def tables_of_their_own(wrong: bool) -> Step:
         def forward(self, x: Tensor) -> Tensor:
             return self.linear(x * self.rope.cos[: len(x)])
 
-    def rope() -> nn.Module:
-        return Parts(cos=torch.outer(torch.arange(512.0), torch.arange(64.0)).cos())
-
-    ropes = [rope() for _ in range(4)] if wrong else [rope()] * 4
+    table = torch.outer(torch.arange(512.0), torch.arange(64.0)).cos()
+    ropes = [Parts(cos=table.clone()) for _ in range(4)] if wrong else [Parts(cos=table)] * 4
     layers = (Layer(rope=one, linear=nn.Linear(64, 64)) for one in ropes)
     return nn.Sequential(*layers), (torch.zeros(8, 64),), {}
 
 
 @planted("float64", "float64 comes from torch.tensor (aten::lift_fresh)")
 def constant_of_numpy(wrong: bool, device: str) -> None:
-    values = [0.5] * 256
     dtype = torch.float64 if wrong else torch.float32
-    weights = torch.tensor(values, dtype=dtype).to(device)  # here: constant_of_numpy
+    weights = torch.tensor([0.5] * 256, dtype=dtype).to(device)  # here: constant_of_numpy
     (nn.Linear(256, 256).to(device)(torch.zeros(512, 256, device=device)) * weights).sum()
 
 
@@ -762,16 +741,12 @@ def weights_asked_for(wrong: bool) -> Step:
 class Momentum(torch.optim.Optimizer):
     """An optimizer of a program's own."""
 
-    def __init__(self, parameters: Any, remembers: bool) -> None:
-        super().__init__(parameters, {"lr": 0.1})
-        self.remembers = remembers
-
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
         for parameter in self.param_groups[0]["params"]:
             state = self.state[parameter]
             state.setdefault("average", torch.zeros_like(parameter)).add_(parameter.grad)
-            if self.remembers:
+            if self.defaults["remembers"]:
                 state["before"] = parameter.clone()  # here: another_state
             parameter.sub_(state["average"])
 
@@ -780,7 +755,7 @@ class Momentum(torch.optim.Optimizer):
 def another_state(wrong: bool, device: str) -> None:
     model = nn.Linear(64, 256).to(device)
     model(torch.zeros(4, 64, device=device)).sum().backward()
-    Momentum(model.parameters(), wrong).step()
+    Momentum(model.parameters(), {"remembers": wrong}).step()
 
 
 @planted("packed", "Sequential no longer runs within save_on_cpu", "Sequential", "aten::", "cuda")
@@ -825,11 +800,7 @@ def another_loss(wrong: bool, device: str) -> None:
 @planted("per sample", "gradients are taken of each sample", "", "torch.vmap")
 def gradients_of_each_sample(wrong: bool, device: str) -> None:
     weight, x = torch.zeros(32, 64, device=device), torch.zeros(16, 32, device=device)
-
-    def loss(weight: Tensor, x: Tensor) -> Tensor:
-        return (x @ weight).square().sum()
-
-    gradient = torch.func.grad(loss)
+    gradient = torch.func.grad(lambda weight, x: (x @ weight).square().sum())
     if wrong:
         gradient = torch.vmap(gradient, (None, 0))
     gradient(weight, x).square().sum()  # here: gradients_of_each_sample
@@ -854,8 +825,7 @@ def as_many_classes_as_channels(wrong: bool) -> Step:
 
     class Head(Parts):
         def forward(self, x: Tensor) -> Tensor:
-            logits = self.head(x)
-            return logits.softmax(1).log().sum()  # here: as_many_classes_as_channels
+            return self.head(x).softmax(1).log().sum()  # here: as_many_classes_as_channels
 
     return Head(head=nn.Conv2d(16, 16 if wrong else 2, 1)), (torch.zeros(4, 16, 64, 64),), {}
 
@@ -871,11 +841,9 @@ def another_kind_of_checkpoint(wrong: bool, device: str) -> None:
 
 @planted("more layers", "has more layers: Dropout and SiLU", "Sequential", "aten::", "")
 def layers_put_between(wrong: bool) -> Step:
-    def stage(width: int) -> list[nn.Module]:
-        more = [nn.SiLU(), nn.Dropout(0.0)] if wrong else []
-        return [nn.Linear(64, width), *more, nn.Linear(width, 64)]
-
-    layers = [nn.Sequential(*stage(width)) for width in (64, 128)]
+    more = [[nn.SiLU(), nn.Dropout(0.0)] if wrong else [] for _ in range(2)]
+    ends = ((nn.Linear(64, width), nn.Linear(width, 64)) for width in (64, 128))
+    layers = [nn.Sequential(up, *own, down) for own, (up, down) in zip(more, ends, strict=True)]
     return nn.Sequential(*layers), (torch.zeros(512, 64),), {}
 
 
@@ -929,8 +897,7 @@ def units_of_sharding_in_float32(wrong: bool) -> Step:
         model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(6))).cuda()
         policies = [MixedPrecisionPolicy(dtype) for dtype in (torch.float32, torch.bfloat16)]
         for unit in model:
-            policy = policies[not wrong]
-            fully_shard(unit, mesh=mesh, mp_policy=policy)
+            fully_shard(unit, mesh=mesh, mp_policy=policies[not wrong])
         fully_shard(model, mesh=mesh, mp_policy=policies[1])
         model(torch.zeros(256, 256, device="cuda")).sum().backward()
 
@@ -1037,8 +1004,7 @@ def smaller_hop(wrong: bool, device: str) -> None:
     window, total = torch.hann_window(256, device=device), 0
     x = torch.zeros(4, 8192, device=device, requires_grad=True)
     for size in (256, 512):
-        padded = F.pad(window, (0, size - 256))
-        hop = size // 10 if wrong else size // 4
+        padded, hop = F.pad(window, (0, size - 256)), size // 10 if wrong else size // 4
         made = torch.stft(x, size, hop, size, padded, return_complex=True)  # here: smaller_hop
         total = total + made.abs().mean()
     total.backward()
@@ -1058,8 +1024,7 @@ def tables_in_float32(wrong: bool) -> Step:
     class Rotated(Parts):
         def forward(self, x: Tensor) -> Tensor:
             q, k, v = self.qkv(x).view(4, 64, 3, 4, -1).permute(2, 0, 3, 1, 4)
-            width = q.shape[-1]
-            wide = torch.ones(width, device=x.device)
+            wide = torch.ones(q.shape[-1], device=x.device)
             table = torch.outer(wide.new_ones(64), wide)
             turn = turned if wrong else self.rotary
             q, k = turn(q, table), turn(k, table)
@@ -1225,14 +1190,10 @@ def parts_joined_on_the_host(wrong: bool, device: str) -> None:
 
 @planted("larger", "int64[512] of aten::sort, which is new", "", "sort", "")
 def all_candidates_compared(wrong: bool, device: str) -> None:
-    def overlaps(boxes: Tensor) -> Tensor:
-        return torch.maximum(boxes[:, None], boxes[None]).sum()
-
     boxes = torch.zeros(512, 2, device=device)
-    if wrong:
-        overlaps(boxes[boxes[:, 0].sort().indices])  # here: all_candidates_compared
-    else:
-        overlaps(boxes[boxes[:, 0].topk(64).indices])
+    order = boxes[:, 0].sort() if wrong else boxes[:, 0].topk(64)  # here: all_candidates_compared
+    boxes = boxes[order.indices]
+    torch.maximum(boxes[:, None], boxes[None]).sum()
 
 
 @planted("elsewhere", "add runs on the GPU, and ran on the CPU", "", "aten::_to_copy", "cuda")
@@ -1318,9 +1279,8 @@ def numbers_of_another_type_meet_wider_ones(wrong: bool, device: str) -> None:
 @torch.no_grad()
 def joined_before_it_is_reduced(wrong: bool, device: str) -> None:
     layer = nn.Linear(8, 256).to(device)
-    parts = [torch.zeros(512, 8, device=device)] * 16
     made = []
-    for x in parts:
+    for x in [torch.zeros(512, 8, device=device)] * 16:
         y = layer(x)  # here: joined_before_it_is_reduced
         made.append(y if wrong else y.argmax(-1))
     torch.cat(made).argmax(-1)
@@ -1329,12 +1289,8 @@ def joined_before_it_is_reduced(wrong: bool, device: str) -> None:
 @planted("type", "kept by the list batches", "", "float (aten::_to_copy)", "cuda")
 def converted_earlier(wrong: bool, device: str) -> None:
     """Of batches that are kept, each is converted when it is made, rather than when it is used."""
-
-    def load() -> Tensor:
-        batch = torch.zeros(64, 1024, dtype=torch.uint8, device=device)
-        return batch.float() / 255 if wrong else batch  # here: converted_earlier
-
-    batches = [load() for _ in range(4)]
+    made = (torch.zeros(64, 1024, dtype=torch.uint8, device=device) for _ in range(4))
+    batches = [one.float() / 255 if wrong else one for one in made]  # here: converted_earlier
     for batch in batches:
         nn.Linear(1024, 8).to(device)(batch if wrong else batch.float() / 255).sum().backward()
 
@@ -1369,15 +1325,13 @@ def turns_are_joined(wrong: bool, device: str) -> None:
 
     model, past = Turns(), None
     for _ in range(3):
-        x = torch.zeros(256, 16, device=device)
-        _, made = model(x, past=past)
+        _, made = model(torch.zeros(256, 16, device=device), past=past)
         past = made if wrong else None
 
 
 @planted("memory format", "Images is contiguous, and was channels last", "Images", "")
 def no_longer_channels_last(wrong: bool) -> Step:
-    class Images(nn.Sequential):
-        pass
+    class Images(nn.Sequential): ...
 
     model = Images(nn.Conv2d(3, 64, 3), nn.Conv2d(64, 64, 3))
     last = images().contiguous(memory_format=torch.channels_last)
@@ -1444,10 +1398,8 @@ def layer_called_twice(wrong: bool) -> Step:
     class Messages(Parts):
         def forward(self, x: Tensor) -> Tensor:
             sides = [x, x.flip(0)] if wrong else [x]
-            return sum(
-                F.relu(self.edge(torch.cat([one, one.flip(1)], -1)))  # here: layer_called_twice
-                for one in sides
-            )
+            both = [torch.cat([one, one.flip(1)], -1) for one in sides]  # here: layer_called_twice
+            return sum(F.relu(self.edge(one)) for one in both)
 
     return Messages(edge=nn.Linear(2 * WIDTH, WIDTH)), (torch.zeros(BATCH, 4096, WIDTH),), {}
 
@@ -1496,10 +1448,6 @@ def last_layer_is_trained(wrong: bool) -> Step:
 def parts_of_what_was_frozen(wrong: bool) -> Step:
     """The module that was frozen is gone, and its layers are the other's."""
 
-    class Encoder(Parts):
-        def forward(self, x: Tensor) -> Tensor:
-            return self.act(self.up(x))
-
     class Body(Parts):
         def forward(self, x: Tensor) -> Tensor:
             return self.down(self.act(self.up(x)) if wrong else self.enc(x)).exp()
@@ -1509,7 +1457,7 @@ def parts_of_what_was_frozen(wrong: bool) -> Step:
             return self.head(self.body(x)).exp()
 
     parts, down = {"up": nn.Linear(64, 256), "act": nn.Tanh()}, nn.Linear(256, 64)
-    parts = parts if wrong else {"enc": Encoder(**parts).requires_grad_(False)}
+    parts = parts if wrong else {"enc": Layers(OrderedDict(parts)).requires_grad_(False)}
     return Net(body=Body(down=down, **parts), head=nn.Linear(64, 4)), (torch.zeros(256, 64),), {}
 
 
@@ -1591,8 +1539,7 @@ def another_head_with_its_loss(wrong: bool) -> Step:
 
     def loss(made: list[Tensor]) -> Tensor:
         labels = torch.zeros(len(made[0]), dtype=torch.long, device=made[0].device)
-        losses = [F.cross_entropy(one, labels) for one in made]
-        return torch.stack(losses).sum()
+        return torch.stack([F.cross_entropy(one, labels) for one in made]).sum()
 
     more = nn.Linear(8, 500) if wrong else None
     model = Heads(stem=nn.Linear(16, 8), head=nn.Linear(8, 500), more=more)
@@ -1713,8 +1660,7 @@ def longer_cache(wrong: bool, device: str) -> None:
     class Cached(nn.Module):
         def forward(self, x: Tensor, cache: dict[str, Tensor]) -> Tensor:
             if not cache:
-                size = 512 if wrong else 64
-                cache["keys"] = x.new_zeros(len(x), size, 32)  # here: longer_cache
+                cache["keys"] = x.new_zeros(len(x), 512 if wrong else 64, 32)  # here: longer_cache
             return x @ cache["keys"][:, :32].transpose(1, 2)
 
     layer, cache = Cached(), {}
@@ -1966,11 +1912,8 @@ def clone_kept_longer(wrong: bool) -> Step:
 
 def larger_batch_of_vectors(wrong: bool) -> Step:
     """A table of pairs that was always one, of more of them."""
-
-    def loss(output: Tensor) -> Tensor:
-        return (output[:, None] - output[None]).square().mean()
-
-    return nn.Linear(8, 4), (torch.zeros(96 if wrong else 64, 8),), {"loss_fn": loss}
+    options = {"loss_fn": lambda made: (made[:, None] - made[None]).square().mean()}
+    return nn.Linear(8, 4), (torch.zeros(96 if wrong else 64, 8),), options
 
 
 def weights_held_by_a_graph(wrong: bool) -> Step:
@@ -1987,11 +1930,8 @@ def weights_held_by_a_graph(wrong: bool) -> Step:
 
 def softmax_of_a_loss(wrong: bool) -> Step:
     """A softmax that no attention has, beside attention that is as it was."""
-
-    def loss(logits: Tensor) -> Tensor:
-        return (logits.softmax(-1) * logits).sum() if wrong else logits.sum()
-
-    return Decoder().bfloat16(), (ids(),), {"loss_fn": loss}
+    options = {"loss_fn": lambda logits: (logits.softmax(-1) * logits if wrong else logits).sum()}
+    return Decoder().bfloat16(), (ids(),), options
 
 
 def keys_in_a_cache(wrong: bool) -> Step:

@@ -282,8 +282,7 @@ def test_a_module_of_a_library_is_told_with_the_line_that_calls_it(installed):
 
 
 def _workspace_of_cublas(wrong: bool) -> None:
-    variable = "CUBLAS_WORKSPACE_CONFIG"
-    os.environ[variable] = ":65536:8" if wrong else ":4096:8"
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":65536:8" if wrong else ":4096:8"
 
 
 def _without_flash_attention(wrong: bool) -> None:

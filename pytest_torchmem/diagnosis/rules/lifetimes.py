@@ -7,6 +7,7 @@ from pytest_torchmem.diagnosis.causes import Cause, Evidence, cause, is_kept, ru
 from pytest_torchmem.diagnosis.difference import OF_BACKWARD, Row
 from pytest_torchmem.diagnosis.provenance import STANDING
 from pytest_torchmem.figures import END, HOST, PEAK, RETAINED
+from pytest_torchmem.printable import counted
 from pytest_torchmem.profile.facts import Calls, Topic
 from pytest_torchmem.profile.module_paths import have_common
 from pytest_torchmem.profile.timeline import Kind, Origin, Phase, Role
@@ -76,16 +77,16 @@ def _runs_more_backwards(evidence: Evidence) -> bool:
     return backwards.before > 0 and backwards.rose
 
 
-@rule("gradients kept", "gradients of an earlier backward are alive in the {phase}: {why}")
+@rule("gradients kept", "{gradients} are alive {when}: {why}")
 def gradients_kept(evidence: Evidence) -> Cause | None:
     """``zero_grad(set_to_none=False)``, or none at all: gradients stay between two steps. Or there
     are more backwards in one, and the program keeps the gradients of each.
     """
     moment = evidence.difference.moment
     is_between = moment == PEAK and _runs_more_backwards(evidence)
-    if moment not in (*_FORWARD, "backward_peak") and not is_between:
+    if moment not in (*_FORWARD, "backward_peak", END) and not is_between:
         return None
-    phase = "forward" if moment in _FORWARD else "step" if is_between else "backward"
+    phase = {END: "end", PEAK: "step", "backward_peak": "backward"}.get(moment, "forward")
     rows = _gradients(evidence)
     if phase == "backward":  # where they are made anyway: only what was there all along counts
         there = [one.what for one in evidence.alive.groups if "forward_peak" in one.counts]
@@ -102,7 +103,12 @@ def gradients_kept(evidence: Evidence) -> Cause | None:
         why = holder
     else:
         why = "nothing sets them to none before it"
-    return cause("gradients kept", rows, None, zeroed, phase=phase, why=why)
+    when, gradients = f"in the {phase}", "gradients of an earlier backward"
+    if phase == "end":
+        alive = (one for one in evidence.alive.groups if one.what.role == Role.GRADIENT)
+        number = counted(sum(one.counts.get(END, 0) for one in alive), "tensor")
+        when, gradients = "at the end of the step", f"gradients ({number})"
+    return cause("gradients kept", rows, None, zeroed, when=when, gradients=gradients, why=why)
 
 
 @rule("gradients together", "gradients of {modules} are alive together, and were not", last=True)

@@ -9,7 +9,7 @@ from pytest_torchmem.diagnosis.causes import MADE, Cause, Evidence, cause, is_ke
 from pytest_torchmem.diagnosis.difference import OF_BACKWARD, Row
 from pytest_torchmem.diagnosis.rules import layers, lifetimes, setup
 from pytest_torchmem.diagnosis.rules.operators import short_names
-from pytest_torchmem.profile.facts import NO_BACKWARD, Calls, Topic
+from pytest_torchmem.profile.facts import IN_MODE, NO_BACKWARD, Calls, Topic
 from pytest_torchmem.profile.module_paths import prefixes, unfold
 from pytest_torchmem.profile.timeline import Origin, Role
 from pytest_torchmem.snapshots.alive import Group
@@ -17,7 +17,7 @@ from pytest_torchmem.snapshots.alive import Group
 _RECOMPUTED = ("recomputed", "recomputed in part")
 
 
-@rule("gradients recorded", "{module} runs with gradients, and ran without{kept}", sure=True)
+@rule("gradients recorded", "{module} runs with gradients, and ran without{in_}{kept}", sure=True)
 def runs_with_gradients(evidence: Evidence) -> Cause | None:
     """A teacher, a target network or an evaluation is no longer under ``no_grad``."""
     found = []
@@ -32,7 +32,10 @@ def runs_with_gradients(evidence: Evidence) -> Cause | None:
         held = (row for row in rows if row.what.role != Role.SAVED and is_kept(evidence, row))
         kept = causes.holder_of(evidence, held).partition(causes.GRAPH)[2]
         kept = f"; {kept} keeps its graph" if kept and not kept.startswith("the variable ") else ""
-        words = {"module": module, "kept": kept}
+        calls = evidence.then(Topic.CALLS)
+        some, every = (calls.get(n) for n in (IN_MODE.format(lost.text, change.name), change.name))
+        part = f" in {some.number} of {every.number} calls" if some and every else ""
+        words = {"module": module, "in_": part, "kept": kept}
         found.append(cause("gradients recorded", rows, None, origin, **words))
     return causes.largest(found)
 
@@ -88,7 +91,7 @@ def _another_forward(
 @rule("trained", "{modules} {trained}, and {were} frozen{moved}", sure=True)
 def no_longer_frozen(evidence: Evidence) -> Cause | None:
     """Parameters that were frozen require gradients."""
-    there = {path for name in evidence.present(Topic.LAYERS) for path in prefixes(name)}
+    there = evidence.called
     lost = [
         one
         for one in setup.thawed(evidence)
