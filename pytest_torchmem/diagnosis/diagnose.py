@@ -25,7 +25,7 @@ from pytest_torchmem.diagnosis.names import with_names_of
 from pytest_torchmem.diagnosis.provenance import NOTHING_RAN, Provenance
 from pytest_torchmem.figures import HOST, PEAK, PHASE_PEAKS, RESERVED
 from pytest_torchmem.printable import listed
-from pytest_torchmem.profile.facts import CodeChange, Topic
+from pytest_torchmem.profile.facts import CodeChange, Counts, Topic
 from pytest_torchmem.profile.module_paths import fold
 from pytest_torchmem.profile.profile import MemoryProfile
 from pytest_torchmem.profile.timeline import Allocation, Origin, Phase, Role, Timeline
@@ -168,13 +168,15 @@ def diagnose(
         was = ""
     before = _with_peak(before) if moment == PEAK else before
     before, now, names = with_names_of(before, now)
-    found = difference(before, whole, moment)
-    if moment == RESERVED:  # of which no rows tell
-        found = replace(found, now=now.figures[moment])
     ran = NOTHING_RAN
     if profile is not None and moment != HOST:  # whose allocations are others
         made = profile.calls or (), dict(profile.broadcasts), profile.functions
         ran = Provenance(profile.timeline, *made, profile.host_timeline)
+    were, are = (side.facts.get(Topic.OPERATORS, {}) for side in (before, now))
+    more = [name for name in are if were and are[name].called > were.get(name, Counts()).called]
+    found = difference(before, whole, moment, ran.called(more))
+    if moment == RESERVED:  # of which no rows tell
+        found = replace(found, now=now.figures[moment])
     last = _made_last(profile, moment) if profile is not None else None
     evidence = Evidence(before, now, found, whole, ran, watched or Watched(), names, last)
     said = _diagnosed(evidence, find_causes(evidence), profile)

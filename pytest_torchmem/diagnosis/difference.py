@@ -8,6 +8,7 @@ Lines that moved are recognised first; ``names.py`` has recognised modules of ot
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from operator import eq
 
 from pytest_torchmem.profile.module_paths import EveryNumber, only_in, read_numbers, unfold
@@ -150,24 +151,25 @@ class MomentDifference:
         return tuple(row for row in self.rows if row.change > 0)
 
 
-def difference(before: Entry, now: Alive, moment: str) -> MomentDifference:
+def difference(before: Entry, now: Alive, moment: str, more: Collection[Group]) -> MomentDifference:
     """Return how ``now`` differs from an entry at ``moment``, the name of a figure."""
     total = now.total(moment)
     old = before.figures.get(moment, 0)
     if before.alive is None or (moment in before.figures and moment not in before.alive.moments):
         return MomentDifference(moment, old, total, recorded=False)
-    return difference_between(before.alive, now, moment, old)
+    return difference_between(before.alive, now, moment, old, more)
 
 
 def difference_between(
-    known: Alive, now: Alive, moment: str, figure: int | None = None
+    known: Alive, now: Alive, moment: str, figure: int | None = None, more: Collection[Group] = ()
 ) -> MomentDifference:
     """Return how ``now`` differs from what is ``known`` at a moment that both have.
 
-    ``figure`` is what was alive then, where it is known from elsewhere.
+    ``figure`` is what was alive then, where it is known from elsewhere; ``more`` are the operators
+    that are known to be called more often, where they are.
     """
     total, old = now.total(moment), known.total(moment) if figure is None else figure
-    lines = moved_lines(known.groups, now.groups)
+    lines, anew = moved_lines(known.groups, (*now.groups, *more)), {one.what.source for one in more}
     groups = (
         replace(one, what=one.what._replace(line=lines.get(one.what.line, one.what.line)))
         for one in known.groups
@@ -183,9 +185,13 @@ def difference_between(
             if (was.what.role, was.what.source) != (one.what.role, one.what.source):
                 moved.append(Row(was.what, one.what, number, number, one.numbers))
     there = {(one.what.module, number) for one in now.groups for number in _numbers(one.numbers)}
-    for key in _ALIKE:
-        pairs = [pair for pair in _replaced(left, left_now, key) if _are_alike(*pair, there)]
-        for was, one in pairs:
+    # First without what is less than a snapshot keeps: nothing that it does keep stands for it.
+    for key, least in product(_ALIKE, (known.floor(moment), 0)):
+        left.least = left_now.least = least
+        for was, one in _replaced(left, left_now, key):
+            is_another = was.what.source in anew and was.what.line != one.what.line
+            if is_another or not _are_alike(was, one, there):
+                continue
             same = one.numbers == was.numbers or one.what.module != was.what.module
             numbers = one.numbers if same else only_in(one.numbers, was.numbers)
             was_count, count = left.counts.pop(was), left_now.counts.pop(one)
@@ -219,6 +225,9 @@ def difference_between(
 class _Remaining:
     """The groups of one side, and how many allocations of each are not matched so far."""
 
+    least = -1
+    """The bytes that groups have more of to be found."""
+
     def __init__(self, groups: Iterable[Group], moment: str) -> None:
         self.counts = {
             group: group.counts[moment] for group in map(_Hashed, groups) if moment in group.counts
@@ -233,8 +242,9 @@ class _Remaining:
 
     def by(self, key: _Key) -> "dict[tuple[object, ...], list[_Hashed]]":
         found: dict[tuple[object, ...], list[_Hashed]] = {}
-        for group in self.counts:
-            found.setdefault(key(group.what), []).append(group)
+        for group, count in self.counts.items():
+            if group.what.nbytes * count > self.least:
+                found.setdefault(key(group.what), []).append(group)
         return found
 
 
@@ -255,9 +265,10 @@ _SAME: tuple[_Key, ...] = (
     lambda w: (w.role, w.source, w.dtype, w.shape, w.nbytes),
     lambda w: (w.module, w.source, w.dtype, w.shape, w.nbytes),  # it lives longer or shorter
     lambda w: (w.role, w.module, w.dtype, w.shape, w.nbytes) if w.dtype else (id(w),),
+    lambda w: (w.role, w.module, w.dtype, w.nbytes) if w.dtype else (id(w),),  # of another shape
 )
 """By what two groups of equal bytes are the same; of each, what is left goes to the next, and to
-the last only what other operators make as often."""
+the last two only what other operators make as often."""
 _ALIKE: tuple[_Key, ...] = (
     lambda w: (w.role, w.module, w.source, w.line, w.shape),  # another type
     lambda w: (w.role, w.module, w.source, w.shape),
@@ -278,7 +289,7 @@ def _pairs(old: _Remaining, new: _Remaining, key: _Key) -> Iterable[tuple[_Hashe
         counts = [
             sum(side.counts[one] for one in own) for side, own in ((old, olds), (new, members))
         ]
-        if key is _SAME[-1] and counts[0] != counts[1]:
+        if key in _SAME[-2:] and counts[0] != counts[1]:
             continue
         for one in members:
             for was in olds:

@@ -6,8 +6,9 @@ from functools import cached_property
 from itertools import islice
 from math import prod
 
-from pytest_torchmem.profile.module_paths import fold
+from pytest_torchmem.profile.module_paths import Numbers, fold, write_numbers
 from pytest_torchmem.profile.timeline import Allocation, Kind, OperatorCall, Origin, Phase, Timeline
+from pytest_torchmem.snapshots.alive import Group, What
 
 _ZERO = ("aten::zero_", "aten::_foreach_zero_")
 _MOST_ANCESTORS, _MOST_CALLS = 200, 20
@@ -237,6 +238,15 @@ class Provenance:
         """Return where operators were called, by the patterns of modules, and lines."""
         origins = (one for name in operators for one in self.places(name) if one.line)
         return {(fold(one.module)[0], one.line) for one in origins}
+
+    def called(self, operators: Iterable[str]) -> list[Group]:
+        """Return where operators were called, as what is alive of none of them."""
+        found: dict[What, set[Numbers]] = {}
+        for origin in (one for name in operators for one in self.places(name)):
+            path, numbers = fold(origin.module)
+            what = What("", path, origin.operator, "", (), origin.line, 0)
+            found.setdefault(what, set()).add(numbers)
+        return [Group(what, {}, write_numbers(own)) for what, own in found.items()]
 
     def called_as(self, *names: str) -> list[Origin]:
         """Return where the source calls functions of these names, as operators, one a line."""

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from math import prod
 from typing import TYPE_CHECKING, TypeVar
 
 from pytest_torchmem.figures import END, RESERVED, RETAINED, label
@@ -185,7 +186,8 @@ def _rows_told(changes: Sequence[CodeChange], most: int) -> list[int]:
         for change in changes:
             at_most = of_one + (len(change.rows) == of_one + 1)  # no single row is left out
             most_rows = min(at_most, room)
-            heights = ((one, _height(change.lines(one))) for one in range(most_rows, 0, -1))
+            texts = ((n, map(_of_code, change.lines(n))) for n in range(most_rows, 0, -1))
+            heights = ((n, sum(one.count("\n") + 1 for one in text)) for n, text in texts)
             number, height = next((one for one in heights if one[1] <= room), (0, 0))
             numbers.append(number)
             room -= height
@@ -193,11 +195,6 @@ def _rows_told(changes: Sequence[CodeChange], most: int) -> list[int]:
         if not any(one.likely or not is_any_likely for one in left):
             break
     return numbers
-
-
-def _height(lines: Iterable[str]) -> int:
-    """Return how many lines of a terminal those of code are."""
-    return sum(_of_code(line).count("\n") + 1 for line in lines)
 
 
 def _of_code(line: str) -> str:
@@ -288,10 +285,12 @@ def describe(row: Row) -> str:
         was = f"{row.count_before} × {_tensor(before)}"
     elif "" in (before.dtype, now.dtype):
         was = _tensor(before)
-    elif before.shape == now.shape:
-        was = before.dtype
+    elif before.dtype != now.dtype:
+        was = before.dtype if before.shape == now.shape else before.tensor
     else:
-        was = str([*before.shape]) if before.dtype == now.dtype else before.tensor
+        was = str([*before.shape])
+        if before.nbytes * prod(now.shape) != now.nbytes * prod(before.shape):
+            was += f" in {format_size(before.nbytes)}"  # it is a part of what is alive
     return f"{text or _tensor(now)} (was {was}), {_role(now)}"
 
 

@@ -374,9 +374,10 @@ def _is_preceded(evidence: Evidence, order: int) -> bool:
 def _larger_before(evidence: Evidence) -> Cause | None:
     """Return the output of a line that became larger at another moment, such as in the forward."""
     lines = {row.what.line for row in evidence.came()} - {""}
+    moved = {row.now for row in evidence.difference.moved}
     for group in sorted(evidence.alive.groups, key=lambda group: group.first):
         what = group.what
-        if what.line not in lines or what.role not in MADE or not what.dtype:
+        if what.line not in lines or what.role not in MADE or not what.dtype or what in moved:
             continue
         gone = (one for one in evidence.gone(what.module, what.source) if one.dtype == what.dtype)
         like = [one for one in gone if len(one.shape) == len(what.shape)]
@@ -489,10 +490,11 @@ def _calls(
 ) -> str:
     new = [name for name in names if not more[name].before]
     most_before = evidence.made_at_most(first)
+    are = "is" if len(new) == 1 else "are"
     if new and first.what.source in names and first.what.source not in new and most_before:
-        return f"{short_names([first.what.source, *new])} make {first.what.tensor}"
+        own = f"{short_names([first.what.source])} makes {first.what.tensor}"
+        return f"{own}, and {short_names(new)} {are} new"
     if new:
-        are = "is" if len(new) == 1 else "are"
         return f"{short_names(new)}{_makes(evidence, new, first)} {are} new"
     most = max(names, key=lambda name: more[name].now / more[name].before)
     counted = more[most]
