@@ -43,6 +43,8 @@ _NOT_ALIVE = "not alive now"
 """At the moment: it may be made, and freed before it."""
 _DIRECTORIES = re.compile(r"(?<=, )[^\s,]*/(?=[^\s/]+:\d[^:]*$)")
 """Those of the file that a place ends in."""
+_NUMBERS = re.compile(r"(?<=\.)(\d+|\{[\d -]+\})(?![^\s.,])")
+"""Those of modules in a path: ``2``, ``{0-3}``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,10 +211,17 @@ def explained(snapshot: SnapshotResult) -> Entry:
 def by_cause(found: Iterable[tuple[T, Diagnosis | None]]) -> dict[tuple[str, str], list[T]]:
     """Return what grew by why and where it did; without what is not known to have grown."""
     shared: dict[tuple[str, str], list[T]] = {}
+    first: dict[tuple[str, str], tuple[str, str]] = {}
     for one, diagnosis in found:
         if diagnosis is not None:
-            shared.setdefault((why(diagnosis), place(diagnosis)), []).append(one)
+            own = why(diagnosis), place(diagnosis)
+            shared.setdefault(first.setdefault(same_cause(*own), own), []).append(one)
     return shared
+
+
+def same_cause(why: str, place: str) -> tuple[str, str]:
+    """Return what is equal for causes in modules that differ in their numbers alone."""
+    return why, _NUMBERS.sub("*", place)
 
 
 def line_of(diagnosis: Diagnosis) -> str:

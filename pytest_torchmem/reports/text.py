@@ -342,7 +342,7 @@ def _explained(
         headline,
         [*map(layout.wrapped, others)],
         growth.section(diagnosis),
-        cause=(why, place),
+        cause=growth.same_cause(why, place),
         reason=(diagnosis.causes[0].rule, *(sorted(diagnosis.changed) or diagnosis.place))
         if diagnosis.causes
         else why or place,

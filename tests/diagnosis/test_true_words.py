@@ -1,6 +1,7 @@
 """What a failure says is so: no row stands for another tensor, no module for one that is gone."""
 
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pytest_torchmem import trace
+from pytest_torchmem.reports.growth import by_cause
 from tests.diagnosis.test_planted import told
 
 
@@ -71,6 +73,12 @@ def test_what_is_said_of_a_growth_is_so(build, devices, said, unsaid, chance, mo
     monkeypatch.setenv("COLUMNS", "400")
     text, _ = told(lambda wrong: (partial(build, wrong), None, {}), chance.choice(devices))
     assert (said in (text := " ".join(text.split())), unsaid in text) == (True, False), text
+
+
+def test_a_cause_in_modules_of_other_numbers_is_the_same() -> None:
+    places = [f"aten::mm in Net.{one}.up, net.py:3" for one in ("a.2", "a.*", "a.{0-3}", "b.2")]
+    told = [SimpleNamespace(told=[SimpleNamespace(why="why", where=one)]) for one in places]
+    assert [*map(len, by_cause(zip(places, told, strict=True)).values())] == [3, 1]
 
 
 def test_the_backward_of_what_calls_no_operator_in_it_is_not_said_to_be_none() -> None:
