@@ -1699,9 +1699,8 @@ def weights_merged_in_the_forward(wrong: bool) -> Step:
 
 @planted("layer", ".1 is Linear(out_features=256), and was", "Sequential.1", "addmm")
 def two_layers_of_a_sequence_otherwise(wrong: bool) -> Step:
-    rare, width = (True, 256) if wrong else (False, 16)
-    embedding = nn.Embedding(1000, 16, scale_grad_by_freq=rare)
-    return nn.Sequential(embedding, nn.Linear(16, width)), (ids(),), {}
+    embedding = nn.Embedding(1000, 16, scale_grad_by_freq=wrong)
+    return nn.Sequential(embedding, nn.Linear(16, 256 if wrong else 16)), (ids(),), {}
 
 
 @planted("trained", "Probe.layers.1 is trained, and was frozen", "Probe", "")
