@@ -225,8 +225,7 @@ def difference_between(
 class _Remaining:
     """The groups of one side, and how many allocations of each are not matched so far."""
 
-    least = -1
-    """The bytes that groups have more of to be found."""
+    least = -1  # the bytes that groups have more of to be found
 
     def __init__(self, groups: Iterable[Group], moment: str) -> None:
         self.counts = {

@@ -252,8 +252,7 @@ def _figures(
         changes = [c for c in changes if _growth_of(c) >= least]
         # Among them is the one that the headline names.
         order = sorted(changes, key=lambda c: (label(c.figure) != one.figure, -_growth_of(c)))
-        largest = order[:most]
-        changes = [c for c in changes if c in largest]
+        changes = [c for c in changes if c in order[:most]]
         if one.changes:
             tables[one.where] = one.all_changes if every else changes
         for change in filter(lambda change: change.rule, changes):
@@ -268,10 +267,8 @@ def _figures(
     also = "".join(
         f"; {', '.join(names)}: {other.removesuffix(''.join(source))}" for other, names in others
     )
-    which = "Figures beyond their tolerance of"
-    which = which if most is None else f"Largest figures{of}; tolerance"
-    title = f"{which} {rule}{also}"
-    return [f"{layout.wrapped(title)}\n{rows}"]
+    which = f"Largest figures{of}; tolerance" if most else "Figures beyond their tolerance of"
+    return [layout.wrapped(f"{which} {rule}{also}") + f"\n{rows}"]
 
 
 def _growth_of(change: Change) -> int:
@@ -389,8 +386,7 @@ def _unknown_workspace(found: Finding, result: CheckResult) -> Told:
 
 
 def _does_not_fit(found: results.DoesNotFit, result: CheckResult) -> Told:
-    error, contents = found.error, found.contents
-    gpu = error.gpu
+    error, contents, gpu = found.error, found.contents, found.error.gpu
     first = f"does not fit on {gpu.name} ({format_size(gpu.memory)}): {error.request}"
     if contents is not None:
         return _too_much(first, contents, result)

@@ -105,9 +105,9 @@ def gradients_kept(evidence: Evidence) -> Cause | None:
         why = "nothing sets them to none before it"
     when, gradients = f"in the {phase}", "gradients of an earlier backward"
     if phase == "end":
-        alive = (one for one in evidence.alive.groups if one.what.role == Role.GRADIENT)
-        number = counted(sum(one.counts.get(END, 0) for one in alive), "tensor")
-        when, gradients = "at the end of the step", f"gradients ({number})"
+        groups = (one for one in evidence.alive.groups if one.what.role == Role.GRADIENT)
+        number = sum(one.counts.get(END, 0) for one in groups)
+        when, gradients = "at the end of the step", f"gradients ({counted(number, 'tensor')})"
     return cause("gradients kept", rows, None, zeroed, when=when, gradients=gradients, why=why)
 
 
