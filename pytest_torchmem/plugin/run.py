@@ -5,6 +5,7 @@ written here, once, when the run ends.
 """
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pickle import loads
 from typing import Any
@@ -227,10 +228,16 @@ class Run:
 
     def _update(self, checks: Iterable[Check], gone: Gone, clean: bool) -> Update:
         accepted: dict[str, dict[Key, Entry]] = {}
+        root, files = self.config.rootpath, set()
         for check in checks:
             snapshot = check.result.snapshot
+            files |= {snapshot.file} if snapshot is not None else set()
             if check.passed and check.result.accepted and snapshot is not None:
                 accepted.setdefault(snapshot.file, {})[snapshot.entry.key] = explained(snapshot)
+        for file in files if "changed" in self.settings.update else ():
+            with suppress(SnapshotError):  # a plan settles a conflict, or says what it lacks
+                if read(root / file).conflicted:
+                    accepted.setdefault(file, {})
         tests = {module["file"]: module["memory_tests"] for module in self._modules.values()}
         root = self.config.rootpath
         return Update(root, self.settings, accepted, gone, tests, clean)
