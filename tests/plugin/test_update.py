@@ -97,8 +97,7 @@ def cases(light, monkeypatch):
     text = CASES
     if pytest.version_tuple < (9,):
         text = text.replace(", subtests):", "):").replace('with subtests.test("one"):', "if True:")
-    result = light.run("--torchmem-update", test_net=text)
-    assert result.ret == 0
+    assert light.run("--torchmem-update", test_net=text).ret == 0
     assert len(light.entries()) == 35
     monkeypatch.setenv("STATE", "after")
     return light
@@ -309,9 +308,8 @@ def test_what_people_wrote_is_kept(stored):
     result.stdout.no_fnmatch_line("*(+97.3 %) backward peak, cpu:")
     stored.run("--torchmem-update", passed=2)
     entry = stored.entries()["test_first cpu"]
-    assert entry["reason"] == "known"
+    assert (entry["reason"], entry["ticket"]) == ("known", ["A", 1])
     assert entry["tolerance"] == {"backward": "500%"}
-    assert entry["ticket"] == ["A", 1]
     assert "reason" not in stored.entries()["test_first cuda"]
 
 
@@ -393,6 +391,11 @@ def test_entries_per_torch_version_keep_what_people_wrote(light, monkeypatch, mo
 
 def test_expected_failures_are_not_accepted_by_an_update(cases):
     cases.run("--torchmem-update", "-k", "expected_to_fail", xfailed=1)
+    test = checking("1000", head="@pytest.mark.xfail\n")
+    for option in ("--torchmem-update", "--torchmem-proposal=there"):
+        told = cases.run(option, "test_new.py", test_new=test, xfailed=1).stdout.str()
+        assert "To create missing" not in told
+        assert not (cases.path / "there").exists()
 
 
 IDS = ["plain", "a b'c$d", "l\u202eine\nend\x1b[2J", "x" * 300]
