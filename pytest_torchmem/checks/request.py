@@ -125,6 +125,8 @@ def parse_choice(value: object, source: str, choices: Sequence[str]) -> str:
 
 
 T = TypeVar("T")
+Mark = tuple[tuple[Any, ...], Mapping[str, Any]]
+"""The positional and named arguments of a marker."""
 Worlds = tuple[World | None, ...]
 """The processes of a distributed step; ``(None,)`` for any other step."""
 POWERS = {"constant": 0, "linear": 1, "quadratic": 2, "cubic": 3}
@@ -377,12 +379,12 @@ def gpu_name(settings: Settings, budget: Budget, name: str | None) -> str:
     return find_gpu(budget.gpu or settings.gpu if name is None else name).name
 
 
-def read_budget(levels: Iterable[Iterable[tuple[tuple[Any, ...], Mapping[str, Any]]]]) -> Budget:
+def read_budget(levels: Iterable[Iterable[Mark]], rules: Iterable[Level] = ()) -> Budget:
     """Return what markers say together: for each argument the closest wins, which comes first.
 
     ``levels`` are the positional and named arguments of those at each place. Raises ``UsageError``
     where an argument is unknown or cannot be read, where two at one place disagree, and where
-    nothing in any of them can be judged.
+    nothing in any of them can be judged, nor by ``rules`` of the ini file.
     """
     written = [_at_one_place(level) for level in levels]
     if not written:
@@ -395,7 +397,8 @@ def read_budget(levels: Iterable[Iterable[tuple[tuple[Any, ...], Mapping[str, An
         for name in checks.LIMITS
         if name in given
     )
-    if not limits and not {"gpu", "tolerance", "scaling", "growth"} & set(given):
+    judged = limits or any(rules) or {"gpu", "tolerance", "scaling", "growth"} & set(given)
+    if not judged:
         raise UsageError(
             f"the marker {MARKER} has no limit, so there is nothing to check. Give it one, such as "
             f'{MARKER}("2 GiB") or {MARKER}(backward="1.5 GiB"), or a GPU that the test must fit '
@@ -424,7 +427,7 @@ def _read_arguments(given: Mapping[str, Any], where: str) -> Budget:
     )
 
 
-def _at_one_place(marks: Iterable[tuple[tuple[Any, ...], Mapping[str, Any]]]) -> dict[str, Any]:
+def _at_one_place(marks: Iterable[Mark]) -> dict[str, Any]:
     together: dict[str, Any] = {}
     for args, kwargs in marks:
         try:

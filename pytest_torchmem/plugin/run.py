@@ -28,9 +28,11 @@ from pytest_torchmem.snapshots.files import write
 from pytest_torchmem.snapshots.format import Entry, Key
 from pytest_torchmem.snapshots.location import has_module
 from pytest_torchmem.snapshots.store import FilePlan, plan_file, read
+from pytest_torchmem.snapshots.tolerance import for_path
 
 _ACCEPTABLE = (Outcome.GREW, Outcome.MISSING, Outcome.SHRANK, Outcome.MEASURED_GREW)
 """Failures that an update would accept."""
+_PARTIAL = ("keyword", "markexpr", "deselect", "ignore", "ignore_glob", "lf")
 
 
 @dataclass(slots=True)
@@ -156,7 +158,7 @@ class Run:
             problems=tuple(dict.fromkeys((*self._lost, *gone.problems, *problems, *more))),
             proposal=tuple(proposal),
             orphans=frozenset(gone.orphans),
-            hints=(*gone.hints(), *updated.hints),
+            hints=(*gone.hints(), *updated.hints, *self._unused_rules(session, checks)),
             calibrations=tuple(calibrations),
         )
         plain = build(summary, __version__)
@@ -228,6 +230,19 @@ class Run:
             seen,
         )
 
+    def _unused_rules(self, session: pytest.Session, checks: Iterable[Check]) -> Iterable[str]:
+        """Yield where the ini file names a path that no memory test has, in a run of all."""
+        config, ended = self.config, session.shouldfail or session.exitstatus > 1
+        partial = [config.getoption(name, None) for name in _PARTIAL]
+        partial += [ended, self._worker_died, config.option.continue_on_collection_errors]
+        partial.append(config.args_source.name == "ARGS")
+        if any(partial) or config.invocation_params.dir != config.rootpath:
+            return
+        paths = {check.location[0] for check in checks}
+        for rule in (*self.settings.ini_tolerance, *self.settings.budget):
+            if rule.path and not any(for_path([rule], path)[0] for path in paths):
+                yield f"unused: {rule.source}: no memory test has such a path"
+
     def _update(self, checks: Iterable[Check], gone: Gone, clean: bool) -> Update:
         accepted: dict[str, dict[Key, Entry]] = {}
         root, files = self.config.rootpath, set()
@@ -241,7 +256,6 @@ class Run:
                 if read(root / file).conflicted:
                     accepted.setdefault(file, {})
         tests = {module["file"]: module["memory_tests"] for module in self._modules.values()}
-        root = self.config.rootpath
         return Update(root, self.settings, accepted, gone, tests, clean)
 
     def _update_calibrations(self, checks: Iterable[Check]) -> list[CalibrationPlan]:

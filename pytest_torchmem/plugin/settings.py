@@ -29,12 +29,14 @@ from pytest_torchmem.checks.request import (
     read_budget,
 )
 from pytest_torchmem.errors import UsageError
-from pytest_torchmem.snapshots.location import PROPOSAL
+from pytest_torchmem.plugin.start import written_early
+from pytest_torchmem.snapshots.location import PROPOSAL, relative
 from pytest_torchmem.snapshots.tolerance import (
+    for_path,
     parse_budget_lines,
     parse_rule_lines,
     parse_rules,
-    parse_tolerance,
+    tolerance_in,
 )
 from pytest_torchmem.targets.gpus import find_gpu
 from pytest_torchmem.targets.world import check_ranks, check_world_size
@@ -89,6 +91,7 @@ def _read(config: pytest.Config) -> Settings:
         from pytest_torchmem.allocator.device_memory import parse_options
 
         parse_options(allocator)
+    apart, most = value("measure_tolerance", DEFAULT_MEASURE_TOLERANCE), value("update_max")
     when = parse_choice(value("github", GITHUB_MODES[0]), "torchmem_github", GITHUB_MODES)
     is_on_github = when == "auto" and os.environ.get("GITHUB_ACTIONS") == "true"
     return Settings(
@@ -99,12 +102,12 @@ def _read(config: pytest.Config) -> Settings:
         values=parse_choice(value("values", VALUES_MODES[0]), "torchmem_values", VALUES_MODES),
         narrowed=any(option(f"torchmem_{name}") for name in ("devices", "gpu", "fake_cuda")),
         measure=_measure(value("measure"), fake_cuda),
-        measure_tolerance=parse_tolerance(value("measure_tolerance", DEFAULT_MEASURE_TOLERANCE)),
+        measure_tolerance=tolerance_in(apart, "torchmem_measure_tolerance"),
         option_tolerance=parse_rules(option("torchmem_tolerance"), "--torchmem-tolerance"),
         ini_tolerance=parse_rule_lines(ini("torchmem_tolerance") or "", "ini torchmem_tolerance"),
         budget=parse_budget_lines(value("budget"), "torchmem_budget"),
         update=_update_modes(option("torchmem_update"), dry_run, in_ci),
-        update_max=parse_tolerance(value("update_max")) if value("update_max") else None,
+        update_max=tolerance_in(most, "torchmem_update_max") if most else None,
         dry_run=dry_run,
         strict=flag("strict"),
         disabled=bool(option("torchmem_disable")),
@@ -155,7 +158,9 @@ def budget_of(item: pytest.Item) -> Budget:
     """Return what the markers of a test say; raises ``UsageError`` where they cannot be read."""
     nodes = reversed(item.listchain())
     levels = (level for node in nodes for level in _levels(node))
-    return read_budget([(mark.args, mark.kwargs) for mark in level] for level in levels)
+    marks = ([(mark.args, mark.kwargs) for mark in level] for level in levels)
+    rules = parse_budget_lines(written_early(item.config, "torchmem_budget"), "torchmem_budget")
+    return read_budget(marks, for_path(rules, relative(item.path, item.config.rootpath)))
 
 
 def refuse_unreadable(report: pytest.CollectReport) -> None:

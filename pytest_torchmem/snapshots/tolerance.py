@@ -1,9 +1,10 @@
 """How much a figure may differ from its snapshot ("1%", "2%+64KiB"), and whose rule holds."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
+from typing import Any
 
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.figures import DEFAULT_TOLERANCE, PEAK, SELECTORS, TOLERANCES
@@ -82,6 +83,7 @@ class ToleranceRule:
         return f"{self.tolerance}, {self.source}" if self.source else str(self.tolerance)
 
 
+Parse = Callable[[Any], Tolerance]
 Level = Sequence[ToleranceRule]
 """The rules written in one place. Of several that fit, the one that says most holds."""
 
@@ -115,7 +117,7 @@ def parse_rules(value: object, source: str) -> Level:
     return tuple(rules)
 
 
-def parse_rule_lines(text: str, source: str) -> Level:
+def parse_rule_lines(text: str, source: str, parse: Parse = parse_tolerance) -> Level:
     """Return the rules of an ini value: one a line, ``[path] [device] [phase]: tolerance``."""
     rules = []
     for line in (line.strip() for line in re.split(r"[\n;]", text)):
@@ -123,16 +125,13 @@ def parse_rule_lines(text: str, source: str) -> Level:
             continue
         selector, colon, tolerance = line.rpartition(":")
         where = f"{source} ({selector.strip()})" if colon else source
-        rules.append(_select(selector, tolerance_in(tolerance.strip(), source), where))
+        rules.append(_select(selector, tolerance_in(tolerance.strip(), source, parse), where))
     return tuple(rules)
 
 
 def parse_budget_lines(text: str, source: str) -> Level:
     """Return the limits of an ini value, one a line: ``[path] [device] [phase]: size``."""
-    rules = parse_rule_lines(text, source)
-    for rule in rules:
-        if rule.tolerance.percent:
-            raise UsageError(f"{rule.source}: {rule.tolerance} is no size, such as 16 GiB")
+    rules = parse_rule_lines(text, source, lambda it: Tolerance(Decimal(0), parse_size(it), it))
     return tuple(replace(rule, figure=rule.figure or PEAK) for rule in rules)
 
 
@@ -161,10 +160,10 @@ def find_rule(levels: Iterable[Level], device: str, figure: str) -> ToleranceRul
     return BUILT_IN[0]
 
 
-def tolerance_in(value: object, source: str) -> Tolerance:
+def tolerance_in(value: object, source: str, parse: Parse = parse_tolerance) -> Tolerance:
     """Return a tolerance; an error of it begins with where it was written."""
     try:
-        return parse_tolerance(value)
+        return parse(value)
     except UsageError as error:
         raise UsageError(f"{source}: {error}") from None
 

@@ -48,10 +48,9 @@ def test_the_rule_that_says_most_holds():
     def text(device: str, figure: str) -> str:
         return str(find_rule([level], device, figure).tolerance)
 
-    assert text("cuda", "backward_peak") == "4%"
-    assert text("cpu", "backward_peak") == "3%"
-    assert text("cuda", "forward_peak") == "2%"
-    assert text("cpu", "forward_peak") == "1%"
+    phases = ("backward_peak", "forward_peak")
+    assert [text("cuda", one) for one in phases] == ["4%", "2%"]
+    assert [text("cpu", one) for one in phases] == ["3%", "1%"]
 
 
 def test_the_first_level_that_has_a_rule_wins():
@@ -126,8 +125,18 @@ def test_it_limits_every_memory_test(project: Project) -> None:
     result.tells(
         "*MiB backward peak exceeds the budget of 2 MiB, torchmem_budget (cpu backward) by*",
         "*4.00 MiB peak exceeds the budget of 3 MiB, torchmem_budget by 1.00 MiB*",
+        "unused: torchmem_budget (tests/[*]): no memory test has such a path",
     )
     assert "FAILED test_small.py::test_own_limit" not in result.stdout.str()
+    for part in (["test_small.py"], ["-k", "checked"], ["-x"]):
+        assert "unused" not in project.run(*part).stdout.str()
+
+
+def test_a_marker_without_a_limit_keeps_to_it(project: Project) -> None:
+    test = '@pytest.mark.memory_budget(device="cpu")\ndef test_it():\n    torch.randn(1 << 20)\n'
+    project.run("--torchmem-update", test_net=f"import pytest, torch\n{test}", errors=1)
+    project.run("--torchmem-update", "--torchmem-budget=5MiB", passed=1)
+    project.run("--torchmem-budget=3MiB", failed=1)
 
 
 def test_it_is_an_option(project: Project) -> None:
@@ -139,7 +148,7 @@ def test_it_is_an_option(project: Project) -> None:
 @pytest.mark.parametrize("written", ["5%", "many", "gpu: 1 GiB"])
 def test_what_is_no_size_is_refused(project: Project, written: str) -> None:
     result = project.run(f"--torchmem-budget={written}", test_net=TESTS)
-    result.is_refused("*torchmem: torchmem_budget*")
+    result.is_refused("*torchmem: torchmem_budget*is not a [sd]*")
 
 
 ON_THE_HOST = """
