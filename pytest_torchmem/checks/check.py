@@ -229,7 +229,8 @@ class Judge:
         gone = [entries[key] for key in entries if self.check.request.test.is_gone(key.test)]
         found = renames(gone, [entry])
         orphans = []
-        for path in orphans_in(self.check.request.test.module.parent):
+        test = self.check.request.test
+        for path in {*orphans_in(test.module.parent), *test.orphans()}:
             try:
                 others = self.check.context.stored(path).entries.values()
             except SnapshotError:

@@ -243,6 +243,8 @@ class CheckedTest:
     """The kinds of changes that an update writes for this test: some of ``UPDATE_MODES``."""
     is_gone: Callable[[str], bool]
     """Tells whether the module certainly has no test of that id any more."""
+    orphans: Callable[[], Iterable[Path]]
+    """Returns the snapshot files of modules that do not exist any more, as far as is known."""
     functions: tuple[Any, ...]
     """The test's own and its fixtures', its parameters, and what its class has for it."""
     on_profile: Callable[..., object]

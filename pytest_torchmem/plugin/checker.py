@@ -398,6 +398,7 @@ class Checker:
             root=item.config.rootpath,
             accepts=update,
             is_gone=lambda test: self._collection.is_gone(item, test),
+            orphans=self._collection.orphans,
             functions=tuple(_functions_of(item)),
             on_profile=partial(item.ihook.pytest_torchmem_profile, item=item),
             on_comparison=partial(item.ihook.pytest_torchmem_compare, item=item),

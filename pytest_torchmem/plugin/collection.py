@@ -221,14 +221,7 @@ class Collection:
         to run, as reports have them, each with what it is called here: of all where there are
         orphans.
         """
-        whole = self._whole_directories()
-        ours = {location.snapshot_path(module.path) for module in self._modules.values()}
-        orphans = [
-            self._relative(file)
-            for path in whole
-            for file in location.orphans_in(path)
-            if file not in ours  # a module may go while its tests run
-        ]
+        orphans = [self._relative(file) for file in self.orphans()]
         modules = [
             {
                 "nodeid": module.nodeid,
@@ -252,10 +245,20 @@ class Collection:
             "selected": [pair for pair in self._selected.items() if orphans or pair[0] != pair[1]],
             "calibrations": [
                 [self._relative(file), _memory_tests(self._modules_in(path))]
-                for path in whole
+                for path in self._whole_directories()
                 if os.path.exists(file := path / location.DIRECTORY / location.CALIBRATION)
             ],
         }
+
+    def orphans(self) -> list[Path]:
+        """Return the snapshot files of modules that are gone, where that is certain."""
+        ours = {location.snapshot_path(module.path) for module in self._modules.values()}
+        return [
+            file
+            for path in self._whole_directories()
+            for file in location.orphans_in(path)
+            if file not in ours  # a module may go while its tests run
+        ]
 
     def _whole_directories(self) -> list[Path]:
         option = self._config.getoption

@@ -46,7 +46,8 @@ class Gone:
         """Return why entries stay whose test seems to be gone."""
         held = (
             f"renamed? {file}: its entries without a test stay: {_names(tests)} may be the new "
-            "name of one, and did not run to its end. Run it, or remove the entries by hand"
+            "name of one, and has no entry. Let it pass with --torchmem-update, which moves them, "
+            "or remove the entries by hand"
             for file, tests in self.held.items()
         )
         unchecked = (
