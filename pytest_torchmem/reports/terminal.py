@@ -188,6 +188,9 @@ def _result(check: Check) -> str:
         return "not written"
     if check.result.failed and check.result.outcome is Outcome.SHRANK:
         return "shrank (strict)"
+    changes = check.result.comparison
+    if check.result.outcome is Outcome.GREW and changes is not None and not changes.grew:
+        return "not in the snapshot"
     return check.result.outcome.value
 
 

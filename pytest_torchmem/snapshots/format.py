@@ -357,7 +357,9 @@ def read_told(plain: Any, where: str) -> tuple[Told, ...]:
     """Return what was said of growths; older files have an object for the last one alone."""
     found = []
     for one in plain if isinstance(plain, list) else [plain or {}]:
-        row = dict(zip(Told._fields, one, strict=False)) if isinstance(one, list) else one
+        if isinstance(one, list) and len(one) != len(Told._fields):
+            raise SnapshotError(f"{where}: expected lists of {', '.join(Told._fields)}")
+        row = dict(zip(Told._fields, one, strict=True)) if isinstance(one, list) else one
         texts = texts_of(row, ("moment", "why", "where"), (), where)
         if texts["why"]:
             before, now = (size(row.get(name), f"{where}: {name}") for name in ("before", "now"))

@@ -142,10 +142,8 @@ MEASURED_HAS = 'measured: "h100": expected an object with "torch" and forward_pe
         (_file(_entry(measured=MEASURED)).replace('"torch": "2.14', '"t": "2.14'), MEASURED_HAS),
         (_file(_entry(measured=MEASURED)).replace('"reserved_peak"', '"end"'), MEASURED_HAS),
         (_file(_entry(measured=MEASURED)).replace("777", "-7"), 'h100": "reserved_peak" must be'),
-        (
-            _file(_entry("test_a"), _entry("test_b")).replace("test_b", "test_a"),
-            "has two entries for test_a · cuda (h100). Remove one",
-        ),
+        (_file(_entry("a"), _entry("b")).replace('"b"', '"a"'), "two entries for a · cuda (h100)."),
+        (_file(_entry(extra={"grew": [["peak", 1]]})), "grew: expected lists of moment, before"),
     ],
 )
 def test_what_is_no_snapshot(text, message, tmp_path):

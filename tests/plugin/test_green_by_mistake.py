@@ -226,7 +226,10 @@ def test_an_entry_robbed_of_its_phases(light):
         del data["entries"][0][name]
     light.file().write_text(json.dumps(data))
     told = light.run(failed=1)
-    told.tells("*cpu: not checked: this run has a forward peak, and the snapshot has none*")
+    told.tells(
+        "*cpu: not checked: this run has a forward peak, and the snapshot has none*",
+        "1 memory check: 1 not in the snapshot",
+    )
     light.run("--torchmem-update", passed=1)
     assert light.run("--torchmem-strict").ret == 0
 
