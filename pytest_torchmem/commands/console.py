@@ -32,6 +32,7 @@ USAGE = 2
 _INTERRUPTED, _PIPE = 130, 141
 """What a shell reports of a program that SIGINT, or SIGPIPE, has ended."""
 _OWN = str(Path(__file__).parent.parent)
+_PATH = "(pytest's setting pythonpath is not read here: name its directories in PYTHONPATH)"
 
 
 def prepare_streams() -> None:
@@ -110,8 +111,9 @@ def _raised_by_program(error: BaseException) -> list[str]:
     last = frames[-1]
     if last.filename.startswith(_OWN) and not (last.line or "").startswith("raise "):
         return []
-    theirs = [one for one in frames if not one.filename.startswith(_OWN)]
-    return [*traceback.format_list(theirs), *traceback.format_exception_only(error)]
+    theirs = [one for one in frames if not one.filename.startswith((_OWN, "<frozen importlib"))]
+    told = [*traceback.format_list(theirs), *traceback.format_exception_only(error)]
+    return [*told, _PATH] if isinstance(error, ModuleNotFoundError) else told
 
 
 _PATIENCE = 1.0

@@ -184,6 +184,10 @@ def test_the_error_of_the_program_is_its_own(here, command):
     assert "LookupError: the program's own" in told
     assert "steps_of_commands.py" in told
     assert "pytest_torchmem/tracing" not in told
+    (here / "step.py").write_text("import of_the_program")
+    told = command("trace", "step.py:it", status=2)
+    assert "importlib" not in told
+    assert "pytest's setting pythonpath is not read here" in told
     for name in ("trace", "advise"):  # a program may call that a success
         told = command(name, "steps_of_commands:ends_itself", status=2)
         assert told.startswith("torchmem: error: the program raised\n")
