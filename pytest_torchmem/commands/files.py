@@ -283,10 +283,7 @@ def _why_kept(orphan: Path, directory: Path) -> str:
             "--torchmem-update to move the entries"
         )
     if location.is_proposal(orphan.parent.parent, directory):
-        return (
-            "it may be what a run proposes. Take it over with torchmem accept, or remove it "
-            "yourself"
-        )
+        return "it may be what a run proposes: take it over with torchmem accept, or remove it"
     return ""
 
 

@@ -106,12 +106,9 @@ def load_source(text: str | None, directory: Path) -> Source:
     listed = git(directory, "ls-tree", "-r", "-z", "--full-tree", "--name-only", text)
     root = Path(git(directory, "rev-parse", "--show-toplevel").strip())
     entries: Entries = {}
-    names = set(listed.split("\0"))
-    for name in sorted(names):
+    for name in listed.split("\0"):
         file = PurePosixPath(name)
-        if not is_snapshot(file) or (
-            module_of(file) not in names and is_proposal(root / file.parent.parent, root)
-        ):
+        if not is_snapshot(file) or is_proposal(root / file.parent.parent, root):
             continue
         try:
             snapshot = format.load(git(directory, "show", f"{text}:{name}"))
