@@ -96,8 +96,9 @@ class MemoryProfile(ComputedLater, Tabular):
     """Operators of the step whose workspace is unknown, sorted."""
     values: str = ""
     """Which values of tensors were computed in a trace: ``"real"`` (all), ``"in part"`` (as far as
-    the budget went) or ``"none"`` (small integer and boolean tensors); ``"guessed"`` where
-    unknown values decided sizes: the largest possible ones were taken, so no figure is larger."""
+    the budget went, or but for what a warning names) or ``"none"`` (small integer and boolean
+    tensors); ``"guessed"`` where unknown values decided sizes: the largest possible ones were
+    taken, so no figure is larger."""
     level: str = "eager"
     """How compiled code ran: ``"eager"``, ``"aot"`` or ``"inductor"``."""
     calibrated_workspaces: tuple[str, ...] = ()
