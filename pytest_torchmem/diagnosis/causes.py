@@ -330,11 +330,11 @@ class Evidence:
 
     def about(self, topic: str) -> list[FactChange]:
         """Return the changed facts of a topic; no modes of what is no longer called."""
-        called = self.called if topic == Topic.MODES else ()
+        called = self.called_modules if topic == Topic.MODES else ()
         return [c for c in self.facts if c.topic == topic and (not called or c.name in called)]
 
     @property
-    def called(self) -> set[str]:
+    def called_modules(self) -> set[str]:
         """The patterns of modules that are called now, as far as that is known."""
         return {path for name in self.present(Topic.LAYERS) for path in prefixes(name)}
 

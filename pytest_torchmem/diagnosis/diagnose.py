@@ -174,7 +174,7 @@ def diagnose(
         ran = Provenance(profile.timeline, *made, profile.host_timeline)
     were, are = (side.facts.get(Topic.OPERATORS, {}) for side in (before, now))
     more = [name for name in are if were and are[name].called > were.get(name, Counts()).called]
-    found = difference(before, whole, moment, ran.called(more))
+    found = difference(before, whole, moment, ran.groups_of(more))
     if moment == RESERVED:  # of which no rows tell
         found = replace(found, now=now.figures[moment])
     last = _made_last(profile, moment) if profile is not None else None

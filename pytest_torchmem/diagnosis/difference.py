@@ -187,8 +187,7 @@ def difference_between(
     there = {(one.what.module, number) for one in now.groups for number in _numbers(one.numbers)}
     # First without what is less than a snapshot keeps: nothing that it does keep stands for it.
     for key, least in product(_ALIKE, (known.floor(moment), 0)):
-        left.least = left_now.least = least
-        for was, one in _replaced(left, left_now, key):
+        for was, one in _replaced(left, left_now, key, least):
             is_another = was.what.source in anew and was.what.line != one.what.line
             if is_another or not _are_alike(was, one, there):
                 continue
@@ -225,8 +224,6 @@ def difference_between(
 class _Remaining:
     """The groups of one side, and how many allocations of each are not matched so far."""
 
-    least = -1  # the bytes that groups have more of to be found
-
     def __init__(self, groups: Iterable[Group], moment: str) -> None:
         self.counts = {
             group: group.counts[moment] for group in map(_Hashed, groups) if moment in group.counts
@@ -239,10 +236,11 @@ class _Remaining:
         else:
             del self.counts[group]
 
-    def by(self, key: _Key) -> "dict[tuple[object, ...], list[_Hashed]]":
+    def by(self, key: _Key, least: int = -1) -> "dict[tuple[object, ...], list[_Hashed]]":
+        """Return the groups of more than so many bytes, by what they are the same by."""
         found: dict[tuple[object, ...], list[_Hashed]] = {}
         for group, count in self.counts.items():
-            if group.what.nbytes * count > self.least:
+            if group.what.nbytes * count > least:
                 found.setdefault(key(group.what), []).append(group)
         return found
 
@@ -297,13 +295,15 @@ def _pairs(old: _Remaining, new: _Remaining, key: _Key) -> Iterable[tuple[_Hashe
                     yield was, one, number
 
 
-def _replaced(old: _Remaining, new: _Remaining, key: _Key) -> Iterable[tuple[_Hashed, _Hashed]]:
-    """Yield groups of which one took the other's place by ``key``.
+def _replaced(
+    old: _Remaining, new: _Remaining, key: _Key, least: int
+) -> Iterable[tuple[_Hashed, _Hashed]]:
+    """Yield groups of more than ``least`` bytes of which one took the other's place by ``key``.
 
     Of several, those of the same modules belong together, and what is then alone on both sides.
     """
-    then = old.by(key)
-    for name, members in new.by(key).items():
+    then = old.by(key, least)
+    for name, members in new.by(key, least).items():
         olds = then.get(name, [])
         for numbers in {group.numbers for group in members}:
             was = [group for group in olds if group.numbers == numbers]

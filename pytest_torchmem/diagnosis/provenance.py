@@ -239,8 +239,8 @@ class Provenance:
         origins = (one for name in operators for one in self.places(name) if one.line)
         return {(fold(one.module)[0], one.line) for one in origins}
 
-    def called(self, operators: Iterable[str]) -> list[Group]:
-        """Return where operators were called, as what is alive of none of them."""
+    def groups_of(self, operators: Iterable[str]) -> list[Group]:
+        """Return the calls of operators as groups of which nothing is alive."""
         found: dict[What, set[Numbers]] = {}
         for origin in (one for name in operators for one in self.places(name)):
             path, numbers = fold(origin.module)

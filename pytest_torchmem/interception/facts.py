@@ -494,9 +494,9 @@ class FactCollector:
         ran: dict[Phase, set[str]] = {Phase.FORWARD: set(), Phase.BACKWARD: set()}
         sparse = {path for (path, own) in self._layers if ("sparse", True) in own[1]}
         for origin in (called.origin for called in self.calls):
-            is_sparse = origin.operator == "aten::embedding" and fold(origin.module)[0] in sparse
-            if origin.module and origin.phase in ran and origin.operator not in _PASS_ON:
-                ran[origin.phase].update(() if is_sparse else prefixes(origin.module))
+            passes_on = origin.operator in _PASS_ON or fold(origin.module)[0] in sparse
+            if origin.module and origin.phase in ran and not passes_on:
+                ran[origin.phase].update(prefixes(origin.module))
         found = _Patterns()
         left = ran[Phase.FORWARD] - ran[Phase.BACKWARD] if ran[Phase.BACKWARD] else set()
         without = {pattern for pattern, mode in self._modes if mode.name == "no_grad"}

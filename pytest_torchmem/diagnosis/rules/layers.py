@@ -385,7 +385,7 @@ _SHARDED = "reshard_after_forward"
 @rule("sharded", "{module}{kind} is no longer given to fully_shard, only those around", sure=True)
 def no_longer_sharded(evidence: Evidence) -> Cause | None:
     """Parameters are gathered with those of the modules around, all of them together."""
-    there = evidence.called
+    there = evidence.called_modules
     for change in evidence.about(Topic.LAYERS):
         new = facts.new_in(change.now, change.before)
         lost = [one for one in facts.lacking(change.before, change.now) if _SHARDED in one.settings]

@@ -91,7 +91,7 @@ def _another_forward(
 @rule("trained", "{modules} {trained}, and {were} frozen{moved}", sure=True)
 def no_longer_frozen(evidence: Evidence) -> Cause | None:
     """Parameters that were frozen require gradients."""
-    there = evidence.called
+    there = evidence.called_modules
     lost = [
         one
         for one in setup.thawed(evidence)

@@ -38,10 +38,10 @@ API size_t cudnnGetVersion(void) { return strtoull(getenv("STAND_IN_CUDNN"), NUL
 API size_t cudnnGetCudartVersion(void) { return 13000; }
 API int cudnnGetProperty(int t, int *v) { size_t n = cudnnGetVersion(); *v = t == 0 ? n / 10000 : t == 1 ? n / 100 % 100 : n % 100; return 0; }
 /* Its recurrent layers describe their weights by descriptors that only cuDNN can write. */
-#define NO_RECURRENT 3000
-API int cudnnCreateRNNDescriptor(void **d) { stand_in_note(__func__); return NO_RECURRENT; }
+#define NOT_SUPPORTED 3000
+API int cudnnCreateRNNDescriptor(void **d) { stand_in_note(__func__); return NOT_SUPPORTED; }
 API const char *cudnnGetErrorString(int s) {
-    return s == NO_RECURRENT ? "the stand-in runs no recurrent layers of cuDNN, and no convolutions where it is not installed: set torch.backends.cudnn.enabled = False"
+    return s == NOT_SUPPORTED ? "the stand-in runs no recurrent layers of cuDNN, and no convolutions where it is not installed: set torch.backends.cudnn.enabled = False"
                              : "a status of the stand-in";
 }
 API void cudnnGetLastErrorString(char *s, size_t n) { if (n) *s = 0; }
